@@ -1,0 +1,25 @@
+// Every setting that zensync takes from the environment, in one place; read once, at first use.
+// Place: base, level 0. Wrong values are kept as text and refused by whoever uses them.
+#pragma once
+
+#include <string>
+
+namespace zensync {
+
+struct Env {
+  /// ZENSYNC_CPU_TARGET: name of the kernel set to use ("ref", "avx2", …); empty: the best one.
+  std::string cpu_target;
+  /// ZENSYNC_VERIFY: "0" or "1", digests off or on for every State; empty: as the State says.
+  std::string verify;
+  /// ZENSYNC_DISABLE=1: plain all-reduce behind the same calls (read by Python).
+  bool disable = false;
+  /// ZENSYNC_TRANSPORT: "native" (also when empty) or "torch" (a later driver).
+  std::string transport;
+  /// GLOO_SOCKET_IFNAME: the interface that the mesh binds to; empty: the one that reaches the store.
+  std::string interface_name;
+};
+
+/// The environment as it was at the first call.
+const Env& env();
+
+}  // namespace zensync

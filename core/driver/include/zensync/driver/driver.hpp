@@ -1,0 +1,50 @@
+// The contract of every driver: it performs exchanges, with a deadline, and can be aborted.
+// Place: driver, level 4. A driver belongs to one thread (the engine's), except `abort`, which any thread may
+// call. It owns sockets or mailboxes, never the messages. Every error names the peer.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+
+#include "zensync/base/result.hpp"
+#include "zensync/base/topology.hpp"
+#include "zensync/scheme/exchange.hpp"
+
+namespace zensync {
+
+/// Messages and bytes that one rank sent and received, prefixes included, self excluded.
+struct WireCount {
+  std::uint64_t sent_bytes = 0;
+  std::uint64_t received_bytes = 0;
+  std::uint64_t sent_messages = 0;
+  std::uint64_t received_messages = 0;
+};
+
+using Clock = std::chrono::steady_clock;
+
+class Driver {
+ public:
+  virtual ~Driver() = default;
+  virtual Rank rank() const = 0;
+  virtual int size() const = 0;
+  virtual const Topology& topology() const = 0;
+  /// "loopback", "native", …: what `zensync info` and logs call it.
+  virtual std::string name() const = 0;
+
+  /// Posts the sends and waits for the recvs (exchange.hpp has the rules). Peers are never this rank.
+  /// kDeadline at `deadline`; kPeerLost when a peer is gone; the peer's own error when it aborted.
+  /// After an error the driver is dead: every later call returns the same error.
+  virtual Status exchange(const Exchange& exchange, Clock::time_point deadline) = 0;
+
+  /// Waits until every byte handed over has left (the sends' memory is free again).
+  virtual Status flush(Clock::time_point deadline) = 0;
+
+  /// Tells all peers why this rank gives up (they get `why` as the error of their next or current
+  /// exchange) and drops all connections. Idempotent; the first reason counts.
+  virtual void abort(const Error& why) = 0;
+
+  virtual WireCount wire_count() const = 0;
+};
+
+}  // namespace zensync

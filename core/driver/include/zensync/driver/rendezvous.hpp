@@ -1,0 +1,32 @@
+// How ranks find each other before they have connections: a small store of keys and values.
+// Place: driver, level 4. Python adapts the process group's Store to it; C++ programs use the file-based one.
+// Called from one thread, at start and after a fault, never while exchanging.
+#pragma once
+
+#include <chrono>
+#include <filesystem>
+#include <memory>
+#include <string>
+
+#include "zensync/base/result.hpp"
+
+namespace zensync {
+
+class Rendezvous {
+ public:
+  virtual ~Rendezvous() = default;
+  virtual Status set(const std::string& key, const std::string& value) = 0;
+  /// The value of `key`, after waiting for it at most `timeout_ms`; kDeadline if it never came.
+  virtual Result<std::string> wait(const std::string& key, std::chrono::milliseconds timeout) = 0;
+  /// The value of `key` at once; an empty string if there is none.
+  virtual Result<std::string> get(const std::string& key) = 0;
+  /// Sets `key` to `desired` if its value is `expected` (empty: no value yet); returns the value
+  /// that holds afterwards.
+  virtual Result<std::string> compare_set(const std::string& key, const std::string& expected,
+                                          const std::string& desired) = 0;
+};
+
+/// One file per key in `folder` (made if missing), which all ranks can reach. Atomic by rename and link.
+std::unique_ptr<Rendezvous> make_file_rendezvous(const std::filesystem::path& folder);
+
+}  // namespace zensync

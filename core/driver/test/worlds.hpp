@@ -1,0 +1,94 @@
+// Worlds of drivers for tests: n ranks of one kind, each run by a thread.
+// Place: tests of driver. A World owns its drivers and, for the mesh, a temporary folder. A new kind of
+// driver joins the contract suite by one line in `all_kinds`.
+#pragma once
+
+#include <atomic>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "zensync/driver/counting.hpp"
+#include "zensync/driver/loopback.hpp"
+#include "zensync/driver/native_mesh.hpp"
+
+namespace zensync::test {
+
+using namespace std::chrono_literals;  // NOLINT(google-build-using-namespace): tests only
+
+using Drivers = std::vector<std::unique_ptr<Driver>>;
+
+/// A folder that goes away with this object.
+class TemporaryFolder {
+ public:
+  TemporaryFolder() {
+    static std::atomic<int> counter{0};
+    const auto stamp = Clock::now().time_since_epoch().count();
+    path_ = std::filesystem::temp_directory_path() /
+            ("zensync-driver-" + std::to_string(stamp) + "-" + std::to_string(counter++));
+    std::filesystem::create_directories(path_);
+  }
+  ~TemporaryFolder() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  TemporaryFolder(const TemporaryFolder&) = delete;
+  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
+  const std::filesystem::path& path() const { return path_; }
+
+ private:
+  std::filesystem::path path_;
+};
+
+/// Runs `body(rank)` on one thread per rank and waits for all.
+inline void on_ranks(int size, const std::function<void(int)>& body) {
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < size; ++rank) threads.emplace_back([&body, rank] { body(rank); });
+  for (auto& thread : threads) thread.join();
+}
+
+inline NativeMeshOptions mesh_options(int rank, int size) {
+  NativeMeshOptions options;
+  options.rank = Rank{rank};
+  options.size = size;
+  options.name = "mesh";
+  options.settings = "codec=auto";
+  options.timeout = 20s;
+  return options;
+}
+
+/// n ranks of a native mesh over 127.0.0.1; empty pointers where opening failed.
+inline Drivers make_native(int size) {
+  const TemporaryFolder folder;
+  Drivers drivers(static_cast<std::size_t>(size));
+  on_ranks(size, [&](int rank) {
+    auto rendezvous = make_file_rendezvous(folder.path());
+    auto driver = open_native_mesh(mesh_options(rank, size), *rendezvous);
+    if (driver.ok()) drivers[static_cast<std::size_t>(rank)] = std::move(driver.value());
+  });
+  return drivers;
+}
+
+inline Drivers make_counting_loopback(int size) {
+  Drivers drivers = make_loopback(size);
+  for (auto& driver : drivers) driver = make_counting(std::move(driver));
+  return drivers;
+}
+
+struct Kind {
+  std::string name;
+  std::function<Drivers(int)> make;
+};
+
+inline std::vector<Kind> all_kinds() {
+  return {{"loopback", [](int size) { return make_loopback(size); }},
+          {"counting", make_counting_loopback},
+          {"native", make_native}};
+}
+
+inline Clock::time_point soon(std::chrono::milliseconds wait = 20s) { return Clock::now() + wait; }
+
+}  // namespace zensync::test

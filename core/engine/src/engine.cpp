@@ -1,0 +1,165 @@
+// The queue and its thread. Place: engine.
+// Jobs run in submission order. The first error is final: it is told to all peers, and every later job ends
+// with it at once, so that no future stays open.
+#include "zensync/engine/engine.hpp"
+
+#include <atomic>
+#include <deque>
+#include <exception>
+#include <thread>
+
+#include "job.hpp"
+#include "runner.hpp"
+
+namespace zensync {
+namespace {
+
+class ThreadedEngine final : public Engine {
+ public:
+  ThreadedEngine(std::unique_ptr<Driver> driver, EngineOptions options)
+      : driver_(std::move(driver)), runner_(*driver_, options), thread_([this] { work(); }) {}
+
+  ~ThreadedEngine() override { close(std::chrono::milliseconds(0)); }
+
+  std::shared_ptr<Job> submit(JobSpec spec) override {
+    auto job = std::make_shared<JobState>();
+    job->spec = std::move(spec);
+    return enqueue(std::move(job));
+  }
+
+  std::shared_ptr<Job> agree(std::vector<DenseItem> items) override {
+    auto job = std::make_shared<JobState>();
+    job->items = std::move(items);
+    job->is_agreement = true;
+    return enqueue(std::move(job));
+  }
+
+  bool would_be_dense(const std::string& name, const TensorSpec& spec,
+                      bool starts_dense) override {
+    return runner_.would_be_dense(name, spec, starts_dense);
+  }
+
+  Status status() const override {
+    std::lock_guard lock(mutex_);
+    return failed_;
+  }
+
+  WireCount wire_count() const override {
+    std::lock_guard lock(mutex_);
+    return wire_count_;
+  }
+
+  void close(std::chrono::milliseconds timeout) override {
+    {
+      std::unique_lock lock(mutex_);
+      closing_ = true;
+      wake_.notify_all();
+      if (!idle_.wait_for(lock, timeout, [this] { return queue_.empty() && !busy_; })) {
+        lock.unlock();
+        abort(make_error(ErrorKind::kPeerLost,
+                         "rank " + std::to_string(driver_->rank().value) +
+                             " closed its State while jobs were in flight",
+                         driver_->rank()));
+      }
+    }
+    std::lock_guard join_lock(join_mutex_);
+    if (thread_.joinable()) thread_.join();
+  }
+
+  void abort(const Error& why) override {
+    {
+      std::lock_guard lock(mutex_);
+      if (failed_.ok()) failed_ = why;
+    }
+    driver_->abort(why);
+    wake_.notify_all();
+  }
+
+ private:
+  std::shared_ptr<Job> enqueue(std::shared_ptr<JobState> job) {
+    Status refused;
+    {
+      std::lock_guard lock(mutex_);
+      if (!failed_.ok()) {
+        refused = failed_;
+      } else if (closing_) {
+        refused = make_error(ErrorKind::kInvalid, "the State is closed; make a new one");
+      } else {
+        queue_.push_back(job);
+      }
+    }
+    if (refused.ok()) {
+      wake_.notify_one();
+    } else {
+      job->end(std::move(refused));
+    }
+    return job;
+  }
+
+  /// The next job, or null when there will be none. Marks the engine busy.
+  std::shared_ptr<JobState> take() {
+    std::unique_lock lock(mutex_);
+    wake_.wait(lock, [this] { return !queue_.empty() || closing_; });
+    if (queue_.empty()) return nullptr;
+    auto job = std::move(queue_.front());
+    queue_.pop_front();
+    busy_ = true;
+    return job;
+  }
+
+  Status run_guarded(JobState& job) {
+    {
+      std::lock_guard lock(mutex_);
+      if (!failed_.ok()) return failed_;
+    }
+    Status status;
+    try {
+      status = runner_.run(job);
+    } catch (const std::bad_alloc&) {
+      status = make_error(ErrorKind::kCapacity, "out of memory; set max_bytes");
+    } catch (const std::exception& error) {
+      status = make_error(ErrorKind::kInternal, error.what());
+    }
+    if (!status.ok()) {
+      std::lock_guard lock(mutex_);
+      if (failed_.ok()) failed_ = status;
+    }
+    if (!status.ok()) driver_->abort(status.error());
+    return status;
+  }
+
+  void work() {
+    while (auto job = take()) {
+      Status status = run_guarded(*job);
+      const WireCount count = driver_->wire_count();
+      {
+        std::lock_guard lock(mutex_);
+        busy_ = false;
+        wire_count_ = count;
+      }
+      job->end(std::move(status));
+      idle_.notify_all();
+    }
+  }
+
+  mutable std::mutex mutex_;
+  std::mutex join_mutex_;
+  std::condition_variable wake_;
+  std::condition_variable idle_;
+  std::deque<std::shared_ptr<JobState>> queue_;
+  bool closing_ = false;
+  bool busy_ = false;
+  Status failed_;
+  WireCount wire_count_;
+  std::unique_ptr<Driver> driver_;
+  Runner runner_;
+  std::thread thread_;
+};
+
+}  // namespace
+
+std::unique_ptr<Engine> make_engine(std::unique_ptr<Driver> driver, EngineOptions options) {
+  return std::make_unique<ThreadedEngine>(std::move(driver), options);
+}
+
+}  // namespace zensync

@@ -1,0 +1,228 @@
+// Running jobs; see runner.hpp. Place: engine.
+#include "runner.hpp"
+
+#include "probe.hpp"
+#include "zensync/base/fp_env.hpp"
+#include "zensync/base/hash.hpp"
+
+namespace zensync {
+namespace {
+
+bool same_spec(const TensorSpec& a, const TensorSpec& b) {
+  return a.rows == b.rows && a.row_elems == b.row_elems && a.dtype == b.dtype &&
+         a.layout == b.layout;
+}
+
+SchemeTask start_scheme(SchemeContext& context) {
+  switch (context.plan.scheme) {
+    case SchemeId::kRecursiveDoubling:
+      return recursive_doubling(context);
+    case SchemeId::kAgSparse:
+      return agsparse(context);
+    case SchemeId::kDenseRing:
+      return dense_ring(context);
+    default:
+      return balanced(context);
+  }
+}
+
+}  // namespace
+
+Runner::Runner(Driver& driver, const EngineOptions& options)
+    : driver_(driver),
+      options_(options),
+      table_(kernels::active()),
+      workspace_(driver.size()),
+      preparer_(table_) {
+  plan_options_.scheme = options.scheme;
+  plan_options_.max_bytes = options.max_bytes;
+}
+
+Status Runner::run(JobState& job) {
+  const ScopedExactFloats exact;
+  const auto start = Clock::now();
+  const WireCount before = driver_.wire_count();
+  deadline_ = start + options_.deadline;
+  Status status = job.is_agreement ? run_agreement(job) : run_tensor(job);
+  if (status.ok()) status = driver_.flush(deadline_);
+  const WireCount after = driver_.wire_count();
+  JobReport& report = job.result.report;
+  report.sent_bytes = after.sent_bytes - before.sent_bytes;
+  report.received_bytes = after.received_bytes - before.received_bytes;
+  report.seconds = std::chrono::duration<double>(Clock::now() - start).count();
+  ++sequence_;
+  if (!status.ok()) {
+    Error& error = status.error();
+    if (error.rank.value < 0) error.rank = driver_.rank();
+    if (error.tensor.empty() && !job.is_agreement) error.tensor = job.spec.name;
+  }
+  return status;
+}
+
+TensorState& Runner::known(const std::string& name, const TensorSpec& spec, bool starts_dense) {
+  auto [it, fresh] = known_.try_emplace(name);
+  Known& entry = it->second;
+  if (fresh || !same_spec(entry.spec, spec)) {
+    entry.spec = spec;
+    entry.state = TensorState();
+    entry.state.dense = starts_dense;
+  }
+  return entry.state;
+}
+
+bool Runner::would_be_dense(const std::string& name, const TensorSpec& spec, bool starts_dense) {
+  if (options_.scheme != SchemeId::kAuto) return options_.scheme == SchemeId::kDense;
+  std::lock_guard lock(known_mutex_);
+  return known(name, spec, starts_dense).dense;
+}
+
+JobHeader Runner::header_of(const std::string& name, const TensorSpec& spec, ReduceOp op) const {
+  JobHeader header;
+  header.key = key_of(name);
+  header.rows = spec.rows;
+  header.row_elems = spec.row_elems;
+  header.sequence = sequence_;
+  header.size = static_cast<std::uint16_t>(driver_.size());
+  header.dtype = spec.dtype;
+  header.layout = spec.layout;
+  header.op = op;
+  return header;
+}
+
+SchemeContext Runner::context_of(const std::string& name, const TensorSpec& spec, ReduceOp op) {
+  SchemeContext context;
+  context.kernels = &table_;
+  context.rank = driver_.rank();
+  context.topology = &driver_.topology();
+  context.job = header_of(name, spec, op);
+  context.tensor = name;
+  context.spec = spec;
+  context.wire = options_.wire;
+  context.workspace = &workspace_;
+  return context;
+}
+
+Status Runner::drive(SchemeTask& task) {
+  while (const Exchange* exchange = task.next()) {
+    if (Status status = driver_.exchange(*exchange, deadline_); !status.ok()) return status;
+  }
+  return task.status();
+}
+
+Status Runner::run_tensor(JobState& job) {
+  if (Status status = preparer_.check(job.spec); !status.ok()) return status;
+  const TensorSpec spec = spec_of(job.spec);
+  SchemeContext context = context_of(job.spec.name, spec, job.spec.op);
+  PlanOptions plan_options = plan_options_;
+  plan_options.single_chunk = options_.wire.partition == PartitionKind::kRange;
+  {
+    std::lock_guard lock(known_mutex_);
+    TensorState state = known(job.spec.name, spec, job.spec.starts_dense && job.spec.allow_dense);
+    if (!job.spec.allow_dense) state.dense = false;
+    context.plan = make_plan(spec, driver_.size(), state, plan_options);
+  }
+  context.job.plan_digest = plan_digest(context.plan);
+  job.result.report.scheme = context.plan.scheme;
+  job.result.report.width = context.plan.width;
+  job.result.report.chunk_ends = context.plan.chunk_ends;
+  if (context.plan.scheme == SchemeId::kDense) {
+    if (!job.spec.allow_dense) {
+      return make_error(ErrorKind::kUnsupported,
+                        "scheme 'dense' is the process group's all-reduce and there is none here; "
+                        "use 'dense_ring'");
+    }
+    return run_dense(job, spec);
+  }
+  return run_sparse(job, context);
+}
+
+Status Runner::run_sparse(JobState& job, SchemeContext& context) {
+  UnitSource source = preparer_.source(job.spec, context.plan.width);
+  context.source = &source;
+  context.sink = &job.sink;
+  if (const auto* dense = std::get_if<DenseView>(&job.spec.input)) {
+    job.sink.start_dense(dense->data, context.unit_bytes());
+    context.dense_data = dense->data;
+  } else {
+    job.sink.start_coo(context.spec.row_elems / std::max<std::uint64_t>(context.plan.width, 1),
+                       context.unit_bytes());
+  }
+  KnownCounts counts;
+  context.counts = &counts;
+  SchemeTask task = start_scheme(context);
+  if (Status status = drive(task); !status.ok()) return status;
+  JobReport& report = job.result.report;
+  if (!counts.units.empty()) {
+    report.units = counts.units[static_cast<std::size_t>(driver_.rank().value)];
+  }
+  report.union_units = counts.union_units;
+  std::lock_guard lock(known_mutex_);
+  after_sparse(context.spec, plan_options_, std::move(counts),
+               known(job.spec.name, context.spec, false));
+  return {};
+}
+
+Status Runner::agree_on(const std::vector<JobHeader>& headers,
+                        const std::vector<std::string>& names,
+                        std::vector<std::vector<JobHeader>>& theirs) {
+  SchemeContext context = context_of(names.empty() ? "" : names.front(), TensorSpec(),
+                                     ReduceOp::kSum);
+  SchemeTask task = agree(context, headers, names, theirs);
+  return drive(task);
+}
+
+Status Runner::run_dense(JobState& job, const TensorSpec& spec) {
+  std::vector<JobHeader> headers = {header_of(job.spec.name, spec, job.spec.op)};
+  DenseItem item{job.spec.name, spec, nullptr, job.spec.op, true};
+  {
+    std::lock_guard lock(known_mutex_);
+    const TensorState& state = known(job.spec.name, spec, job.spec.starts_dense);
+    if (!probe_is_due(state)) {
+    } else if (const auto* dense = std::get_if<DenseView>(&job.spec.input)) {
+      probe_dense(table_, spec, dense->data, state.dense_rounds, headers.front());
+    } else {
+      probe_coo(spec, std::get<CooView>(job.spec.input).entries, headers.front());
+    }
+  }
+  std::vector<std::vector<JobHeader>> theirs;
+  if (Status status = agree_on(headers, {job.spec.name}, theirs); !status.ok()) return status;
+  remember_dense({item}, theirs);
+  job.result.outcome = Outcome::kUseDense;
+  return {};
+}
+
+Status Runner::run_agreement(JobState& job) {
+  std::vector<JobHeader> headers;
+  std::vector<std::string> names;
+  {
+    std::lock_guard lock(known_mutex_);
+    for (const DenseItem& item : job.items) {
+      headers.push_back(header_of(item.name, item.spec, item.op));
+      names.push_back(item.name);
+      if (!item.probe) continue;
+      const TensorState& state = known(item.name, item.spec, true);
+      if (item.data != nullptr && probe_is_due(state)) {
+        probe_dense(table_, item.spec, item.data, state.dense_rounds, headers.back());
+      }
+    }
+  }
+  std::vector<std::vector<JobHeader>> theirs;
+  if (Status status = agree_on(headers, names, theirs); !status.ok()) return status;
+  remember_dense(job.items, theirs);
+  job.result.outcome = Outcome::kUseDense;
+  return {};
+}
+
+void Runner::remember_dense(const std::vector<DenseItem>& items,
+                            const std::vector<std::vector<JobHeader>>& theirs) {
+  std::lock_guard lock(known_mutex_);
+  for (std::size_t i = 0; i < items.size(); ++i) {
+    if (!items[i].probe) continue;
+    std::vector<JobHeader> all;
+    for (const auto& of_rank : theirs) all.push_back(of_rank[i]);
+    TensorState& state = known(items[i].name, items[i].spec, true);
+    after_dense(items[i].spec, plan_options_, all, state);
+  }
+}
+
+}  // namespace zensync

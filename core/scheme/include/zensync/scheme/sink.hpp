@@ -1,0 +1,67 @@
+// Where sums go: into the caller's dense tensor, or into a growing COO result. Place: scheme, level 3.
+// Only the union is written. A COO sink keeps what it was given until `end_chunk`, so the sets put since the
+// last call must still be there then. Counts the union and its histogram on the way (equal on all ranks).
+#pragma once
+
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "zensync/base/buffer.hpp"
+#include "zensync/base/plan.hpp"
+#include "zensync/base/result.hpp"
+#include "zensync/codec/sparse_set.hpp"
+#include "zensync/kernels/kernels.hpp"
+#include "zensync/partition/partition.hpp"
+
+namespace zensync {
+
+/// Slots [slot_lo, …) of `owner`: where a set of units belongs.
+struct Region {
+  const Partition* partition = nullptr;
+  Rank owner;
+  std::uint64_t slot_lo = 0;
+};
+
+class UnitSink {
+ public:
+  /// Writes into `data`, dense-stored.
+  void start_dense(void* data, std::size_t unit_bytes);
+  /// Collects rows of `parts` units each.
+  void start_coo(std::uint64_t parts, std::size_t unit_bytes);
+
+  /// `set` holds final values (in the tensor's dtype) of units of `region`.
+  void put(const kernels::Table& table, const Region& region, const SparseSet& set);
+  /// All sets of one chunk have been put. Errors: kCorruptMessage (a row came in part only).
+  Status end_chunk();
+
+  const Array<std::int64_t>& rows() const { return rows_; }
+  const Buffer& values() const { return values_; }
+  Array<std::int64_t>& rows() { return rows_; }
+  Buffer& values() { return values_; }
+  std::uint64_t union_units() const { return union_units_; }
+  const std::vector<std::uint64_t>& histogram() const { return histogram_; }
+
+ private:
+  struct Entry {
+    UnitId unit;
+    const std::byte* value;
+  };
+  void count(const Region& region, const SparseSet& set);
+  void collect(const Region& region, const SparseSet& set);
+  void merge_lists();
+
+  std::byte* data_ = nullptr;  ///< null: COO
+  std::size_t unit_bytes_ = 0;
+  std::uint64_t parts_ = 1;
+  std::uint64_t union_units_ = 0;
+  std::vector<std::uint64_t> histogram_;
+  Array<std::uint32_t> at_;
+  std::vector<Entry> entries_;
+  std::vector<Entry> merged_;
+  std::vector<std::size_t> list_ends_;
+  Array<std::int64_t> rows_;
+  Buffer values_;
+};
+
+}  // namespace zensync

@@ -1,0 +1,36 @@
+// From a received message to a checked set of units, with errors that name peer and tensor.
+// Place: scheme, internal.
+#pragma once
+
+#include "zensync/scheme/context.hpp"
+
+namespace zensync {
+
+/// No message of a healthy peer is longer; one that carries a job header may come from a peer whose tensor has
+/// another shape, and must be read far enough to say so.
+inline constexpr std::uint64_t kHeaderCapacityBytes = 1ULL << 30;
+
+/// The longest message over `slots` slots with units of `unit_bytes`.
+std::uint64_t longest_message(std::uint64_t slots, std::uint64_t unit_bytes, bool job_header);
+
+struct Incoming {
+  Rank from;
+  const Buffer* message = nullptr;
+  Expected expected;
+  /// If set: units must exist at these slots.
+  const Partition* partition = nullptr;
+  Rank owner;
+  std::uint64_t slot_lo = 0;
+};
+
+Expected expect(const SchemeContext& context, MessageKind kind, std::size_t chunk,
+                std::uint64_t slots);
+
+/// Parses, compares job headers, reads the set; returns the message's header.
+Result<MessageHeader> receive_set(const SchemeContext& context, const Incoming& incoming,
+                                  SparseSet& set);
+
+/// Parses a message and checks its job header (if one is expected), without a set.
+Result<ParsedMessage> receive_message(const SchemeContext& context, const Incoming& incoming);
+
+}  // namespace zensync
