@@ -1,3 +1,5 @@
+// Reading the environment: the only place in the core that does. Place: base, level 0.
+// The values are read once; a wrong one is refused by whoever uses it.
 #include "zensync/base/env.hpp"
 
 #include <cstdlib>

@@ -1,3 +1,5 @@
+// Hashing through xxHash, compiled in (header-only). Place: base, level 0.
+// Pure functions; nothing can fail.
 #include "zensync/base/hash.hpp"
 
 #define XXH_INLINE_ALL

@@ -1,4 +1,5 @@
-// Comparing job headers field by field, in words. Place: codec. Pure; fails with kMismatch only.
+// Comparing job headers field by field, in words a user can act on. Place: codec, level 2.
+// Pure; fails with kMismatch only, and names the peer, the tensor and both values of each field.
 #include "zensync/codec/headers.hpp"
 
 namespace zensync {
@@ -12,7 +13,8 @@ std::string op_text(ReduceOp op) { return op == ReduceOp::kAvg ? "AVG" : "SUM"; 
 
 void differ(std::string& text, const char* field, const std::string& theirs,
             const std::string& mine) {
-  text += std::string(text.empty() ? "" : "; ") + field + " " + theirs + " there, " + mine + " here";
+  text +=
+      std::string(text.empty() ? "" : "; ") + field + " " + theirs + " there, " + mine + " here";
 }
 
 }  // namespace
@@ -30,7 +32,8 @@ Status check_job_header(const JobHeader& mine, const JobHeader& theirs, Rank pee
     differ(text, "shape", shape_text(theirs), shape_text(mine));
   }
   if (mine.dtype != theirs.dtype) {
-    differ(text, "dtype", std::string(dtype_name(theirs.dtype)), std::string(dtype_name(mine.dtype)));
+    differ(text, "dtype", std::string(dtype_name(theirs.dtype)),
+           std::string(dtype_name(mine.dtype)));
   }
   if (mine.layout != theirs.layout) {
     differ(text, "layout", layout_text(theirs.layout), layout_text(mine.layout));

@@ -1,5 +1,5 @@
-// Writing and reading block indexes. Place: codec. Reading trusts nothing: lengths, counts, order and padding
-// are checked before an offset is used (simdjson's rule: decode safely, validate, use).
+// Writing and reading block indexes. Place: codec. Reading trusts nothing: lengths, counts, order
+// and padding are checked before an offset is used (simdjson's rule: decode safely, validate, use).
 #include "zensync/codec/index_codec.hpp"
 
 #include <algorithm>
@@ -38,15 +38,14 @@ bool get_varint(std::span<const std::byte>& in, std::uint64_t& value) {
 }
 
 template <class T>
-Status read_raw(std::span<const std::byte> index, std::uint32_t units, std::uint64_t slots,
-                SparseSet& set) {
-  if (index.size() != units * sizeof(T)) return corrupt("raw slots do not fill it");
-  set.offsets.resize_discard(units);
+Status read_raw(const IndexBytes& index, SparseSet& set) {
+  if (index.bytes.size() != index.units * sizeof(T)) return corrupt("raw slots do not fill it");
+  set.offsets.resize_discard(index.units);
   std::uint64_t next = 0;
-  for (std::uint32_t i = 0; i < units; ++i) {
+  for (std::uint32_t i = 0; i < index.units; ++i) {
     T slot;
-    std::memcpy(&slot, index.data() + i * sizeof(T), sizeof(T));
-    if (slot < next || slot >= slots) return corrupt("raw slots out of order or range");
+    std::memcpy(&slot, index.bytes.data() + i * sizeof(T), sizeof(T));
+    if (slot < next || slot >= index.slots) return corrupt("raw slots out of order or range");
     next = static_cast<std::uint64_t>(slot) + 1;
     const std::uint64_t block = slot / kBlockSlots;
     if (set.runs.empty() || set.runs.back().block != block) set.runs.push_back({block, i, 0});
@@ -69,7 +68,8 @@ struct BlockReader {
     std::uint64_t count_less_1 = 0;
     if (!get_varint(in, skipped) || !get_varint(in, count_less_1)) return corrupt("bad varint");
     const std::uint64_t blocks = div_ceil(slots, kBlockSlots);
-    if (next_block >= blocks || skipped >= blocks - next_block) return corrupt("block out of range");
+    if (next_block >= blocks || skipped >= blocks - next_block)
+      return corrupt("block out of range");
     const std::uint64_t block = next_block + skipped;
     const std::uint32_t block_slots = slots_of_block(block, slots);
     if (count_less_1 >= block_slots || count_less_1 >= left) return corrupt("too many units");
@@ -103,40 +103,39 @@ IndexChoice choose_index(IndexCodec policy, std::uint64_t units, std::uint64_t s
   return {policy, blocks_bytes};
 }
 
-void write_block(const kernels::Table& table, IndexCodec codec, std::uint64_t skipped,
-                 std::span<const std::uint16_t> offsets, std::uint32_t slots, Buffer& out) {
-  const auto count = static_cast<std::uint32_t>(offsets.size());
-  put_varint(out, skipped);
+void write_block(const kernels::Table& table, IndexCodec codec, const BlockUnits& block,
+                 Buffer& out) {
+  const auto count = static_cast<std::uint32_t>(block.offsets.size());
+  put_varint(out, block.skipped);
   put_varint(out, count - 1);
-  const bool elias_fano = uses_elias_fano(codec, count, slots);
-  const std::size_t bytes =
-      elias_fano ? kernels::elias_fano_bytes(count, slots) : kernels::bitmap_bytes(slots);
+  const bool elias_fano = uses_elias_fano(codec, count, block.slots);
+  const std::size_t bytes = elias_fano ? kernels::elias_fano_bytes(count, block.slots)
+                                       : kernels::bitmap_bytes(block.slots);
   const std::size_t at = out.size();
   out.resize_keep(at + bytes);
-  if (elias_fano) {
-    table.pack_elias_fano(offsets.data(), count, slots, out.data() + at);
-  } else {
-    table.pack_bitmap(offsets.data(), count, slots, out.data() + at);
-  }
+  const auto pack = elias_fano ? table.pack_elias_fano : table.pack_bitmap;
+  pack(block.offsets.data(), count, block.slots, out.data() + at);
 }
 
-Status read_index(const kernels::Table& table, IndexCodec codec, std::span<const std::byte> index,
-                  std::uint32_t units, std::uint64_t slots, SparseSet& set) {
+Status read_index(const kernels::Table& table, const IndexBytes& index, SparseSet& set) {
   set.runs.clear();
   set.offsets.clear();
-  if (units > slots) return corrupt("more units than slots");
-  if (codec == IndexCodec::kNone) {
-    return units == 0 && index.empty() ? Status() : Status(corrupt("missing"));
+  if (index.units > index.slots) return corrupt("more units than slots");
+  if (index.codec == IndexCodec::kNone) {
+    return index.units == 0 && index.bytes.empty() ? Status() : Status(corrupt("missing"));
   }
-  if (units == 0) return corrupt("present though there are no units");
-  if (codec == IndexCodec::kRaw32) return read_raw<std::uint32_t>(index, units, slots, set);
-  if (codec == IndexCodec::kRaw64) return read_raw<std::uint64_t>(index, units, slots, set);
+  if (index.units == 0) return corrupt("present though there are no units");
+  if (index.codec == IndexCodec::kRaw32) return read_raw<std::uint32_t>(index, set);
+  if (index.codec == IndexCodec::kRaw64) return read_raw<std::uint64_t>(index, set);
   // Each block takes three bytes at least and holds at most kBlockSlots units.
-  if (div_ceil(units, kBlockSlots) > index.size()) return corrupt("too short for its units");
-  set.offsets.resize_discard(units + kernels::kSlackElems);
-  BlockReader reader{table, codec, slots, index};
-  while (set.units() < units) {
-    if (Status status = reader.read(units - set.units(), set); !status.ok()) return status;
+  if (div_ceil(index.units, kBlockSlots) > index.bytes.size()) {
+    return corrupt("too short for its units");
+  }
+  set.offsets.resize_discard(index.units + kernels::kSlackElems);
+  BlockReader reader{table, index.codec, index.slots, index.bytes};
+  while (set.units() < index.units) {
+    Status status = reader.read(index.units - set.units(), set);
+    if (!status.ok()) return status;
   }
   if (!reader.in.empty()) return corrupt("bytes left over");
   return {};

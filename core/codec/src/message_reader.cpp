@@ -1,6 +1,7 @@
-// Reading messages: bytes from elsewhere are checked field by field before anything is used. Place: codec.
-// Order of checks: length of the header, version, digest, then what the message claims to be, then sizes, then
-// the index. A peer at another place of the program is kMismatch, all else kCorruptMessage.
+// Reading messages: bytes from elsewhere are checked field by field before anything is used. Place:
+// codec. Order of checks: length of the header, version, digest, then what the message claims to
+// be, then sizes, then the index. A peer at another place of the program is kMismatch, all else
+// kCorruptMessage.
 #include <cstring>
 
 #include "zensync/base/hash.hpp"
@@ -18,8 +19,8 @@ Status check_envelope(std::span<const std::byte> message, const MessageHeader& h
                    std::to_string(kWireVersion));
   }
   constexpr std::size_t kDigestBytes = sizeof header.digest;
-  if (expected.verify && header.digest != digest64(message.data() + kDigestBytes,
-                                                   message.size() - kDigestBytes)) {
+  if (expected.verify &&
+      header.digest != digest64(message.data() + kDigestBytes, message.size() - kDigestBytes)) {
     return corrupt("digest does not match");
   }
   const int kind = static_cast<int>(header.kind);
@@ -61,14 +62,13 @@ Status read_set(const kernels::Table& table, const ParsedMessage& message, const
   const MessageHeader& header = message.header;
   if (header.kind != expected.kind || header.sequence != expected.sequence ||
       header.chunk != expected.chunk || header.job_headers != expected.job_headers) {
-    return make_error(ErrorKind::kMismatch,
-                      "the peer is at another place: message kind " +
-                          std::to_string(static_cast<int>(header.kind)) + " of job " +
-                          std::to_string(header.sequence) + ", step " +
-                          std::to_string(header.chunk) + "; expected kind " +
-                          std::to_string(static_cast<int>(expected.kind)) + " of job " +
-                          std::to_string(expected.sequence) + ", step " +
-                          std::to_string(expected.chunk));
+    return make_error(
+        ErrorKind::kMismatch,
+        "the peer is at another place: message kind " +
+            std::to_string(static_cast<int>(header.kind)) + " of job " +
+            std::to_string(header.sequence) + ", step " + std::to_string(header.chunk) +
+            "; expected kind " + std::to_string(static_cast<int>(expected.kind)) + " of job " +
+            std::to_string(expected.sequence) + ", step " + std::to_string(expected.chunk));
   }
   if (header.values_dtype != expected.dtype && header.values_dtype != sum_dtype(expected.dtype)) {
     return corrupt("values of dtype " + std::string(dtype_name(header.values_dtype)));
@@ -79,7 +79,7 @@ Status read_set(const kernels::Table& table, const ParsedMessage& message, const
   }
   set.values_dtype = header.values_dtype;
   set.values = message.values.data();
-  return read_index(table, header.codec, message.index, header.units, expected.slots, set);
+  return read_index(table, {header.codec, message.index, header.units, expected.slots}, set);
 }
 
 }  // namespace zensync

@@ -1,5 +1,6 @@
-// Writing messages. Place: codec. The index grows in a buffer of its own beside the values; `finish` appends
-// it, chooses raw for a handful, and fills the header. Allocates only when a message is larger than any before.
+// Writing messages. Place: codec. The index grows in a buffer of its own beside the values;
+// `finish` appends it, chooses raw for a handful, and fills the header. Allocates only when a
+// message is larger than any before.
 #include <cstring>
 
 #include "zensync/base/hash.hpp"
@@ -37,7 +38,8 @@ void MessageWriter::add_block(std::uint64_t block, std::span<const std::uint16_t
   }
   header_.units += static_cast<std::uint32_t>(offsets.size());
   if (only_raw) return;
-  write_block(*table_, policy_, block - next_block_, offsets, slots_of_block(block, slots_), index_);
+  write_block(*table_, policy_, {block - next_block_, offsets, slots_of_block(block, slots_)},
+              index_);
   next_block_ = block + 1;
 }
 

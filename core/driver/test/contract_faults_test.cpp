@@ -254,7 +254,7 @@ TEST_P(Faults, AMessageForNobodyIsNoFault) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Drivers, Faults, ::testing::ValuesIn(all_kinds()),
-                         [](const auto& info) { return info.param.name; });
+                         name_of_kind<::testing::TestParamInfo<Kind>>);
 
 }  // namespace
 }  // namespace zensync::test

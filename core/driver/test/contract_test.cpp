@@ -215,7 +215,7 @@ TEST_P(Contract, BuffersKeepTheirMemory) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Drivers, Contract, ::testing::ValuesIn(all_kinds()),
-                         [](const auto& info) { return info.param.name; });
+                         name_of_kind<::testing::TestParamInfo<Kind>>);
 
 }  // namespace
 }  // namespace zensync::test

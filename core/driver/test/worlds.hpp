@@ -89,6 +89,12 @@ inline std::vector<Kind> all_kinds() {
           {"native", make_native}};
 }
 
+/// For GoogleTest: names a test after the kind of driver that it runs on.
+template <class Info>
+std::string name_of_kind(const Info& tested) {
+  return tested.param.name;
+}
+
 inline Clock::time_point soon(std::chrono::milliseconds wait = 20s) { return Clock::now() + wait; }
 
 }  // namespace zensync::test

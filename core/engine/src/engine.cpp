@@ -1,6 +1,6 @@
 // The queue and its thread. Place: engine.
-// Jobs run in submission order. The first error is final: it is told to all peers, and every later job ends
-// with it at once, so that no future stays open.
+// Jobs run in submission order. The first error is final: it is told to all peers, and every later
+// job ends with it at once, so that no future stays open.
 #include "zensync/engine/engine.hpp"
 
 #include <atomic>
@@ -34,8 +34,7 @@ class ThreadedEngine final : public Engine {
     return enqueue(std::move(job));
   }
 
-  bool would_be_dense(const std::string& name, const TensorSpec& spec,
-                      bool starts_dense) override {
+  bool would_be_dense(const std::string& name, const TensorSpec& spec, bool starts_dense) override {
     return runner_.would_be_dense(name, spec, starts_dense);
   }
 

@@ -1,5 +1,5 @@
-// The state of one job. Place: engine, internal. Written by the engine's thread until it has ended, then read
-// by anyone; `done` and the condition variable order the two.
+// The state of one job. Place: engine, internal. Written by the engine's thread until it has ended,
+// then read by anyone; `done` and the condition variable order the two.
 #pragma once
 
 #include <condition_variable>
@@ -11,8 +11,8 @@ namespace zensync {
 
 class JobState final : public Job {
  public:
-  JobSpec spec;                   ///< of a tensor's job
-  std::vector<DenseItem> items;   ///< of an agreement
+  JobSpec spec;                  ///< of a tensor's job
+  std::vector<DenseItem> items;  ///< of an agreement
   bool is_agreement = false;
 
   bool wait_until(Clock::time_point until) override {

@@ -1,4 +1,5 @@
-// Checking and preparing inputs. Place: engine. Rows are checked in one pass each, before anything is sent.
+// Checking and preparing inputs. Place: engine. Rows are checked in one pass each, before anything
+// is sent.
 #include "prepare.hpp"
 
 #include <limits>
@@ -86,7 +87,8 @@ UnitSource Preparer::coo_source(const CooView& view, std::uint64_t width) {
   const std::uint64_t parts = view.row_elems / width;
   const auto* indices = reinterpret_cast<const std::uint64_t*>(view.indices);
   if (ascends(view.indices, view.entries)) {
-    return UnitSource::listed(view.values, {indices, view.entries, parts}, width, view.dtype, false);
+    return UnitSource::listed(view.values, {indices, view.entries, parts}, width, view.dtype,
+                              false);
   }
   kernels::coalesce(table_, {view.indices, view.entries}, view.values, view.row_elems, view.dtype,
                     scratch_, rows_, sums_);

@@ -15,7 +15,8 @@ class Preparer {
  public:
   explicit Preparer(const kernels::Table& table) : table_(table) {}
 
-  /// Checks the view before anything is sent. kInvalid: null pointers, rows out of range or out of order
+  /// Checks the view before anything is sent. kInvalid: null pointers, rows out of range or out of
+  /// order
   /// (`ids`), a size that overflows; kUnsupported: AVG of integers.
   Status check(const JobSpec& job) const;
   /// The source for units of `width` elements; valid until the next call.

@@ -1,4 +1,5 @@
-// Sampling; see probe.hpp. Place: engine. Reads at most about kSampleElems elements.
+// Sampling a tensor for its density; see probe.hpp. Place: engine, level 5.
+// Reads at most about kSampleElems elements, writes nothing but the header; cannot fail.
 #include "probe.hpp"
 
 #include <algorithm>
@@ -35,8 +36,8 @@ void probe_coo(const TensorSpec& spec, std::uint64_t entries, JobHeader& header)
   if (spec.rows == 0) return;
   const double density = static_cast<double>(entries) / static_cast<double>(spec.rows);
   header.probe_rows = kCooScale;
-  header.probe_nonzero_rows = static_cast<std::uint32_t>(
-      std::min(density, 1.0) * static_cast<double>(kCooScale));
+  header.probe_nonzero_rows =
+      static_cast<std::uint32_t>(std::min(density, 1.0) * static_cast<double>(kCooScale));
   header.probe_nonzero_elems = header.probe_nonzero_rows;
 }
 

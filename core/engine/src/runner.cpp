@@ -1,4 +1,5 @@
-// Running jobs; see runner.hpp. Place: engine.
+// Running jobs one after another; see runner.hpp. Place: engine, level 5.
+// Every error gets rank and tensor here, if the place that found it did not know them.
 #include "runner.hpp"
 
 #include "probe.hpp"
@@ -165,8 +166,8 @@ Status Runner::run_sparse(JobState& job, SchemeContext& context) {
 Status Runner::agree_on(const std::vector<JobHeader>& headers,
                         const std::vector<std::string>& names,
                         std::vector<std::vector<JobHeader>>& theirs) {
-  SchemeContext context = context_of(names.empty() ? "" : names.front(), TensorSpec(),
-                                     ReduceOp::kSum);
+  SchemeContext context =
+      context_of(names.empty() ? "" : names.front(), TensorSpec(), ReduceOp::kSum);
   SchemeTask task = agree(context, headers, names, theirs);
   return drive(task);
 }

@@ -1,5 +1,6 @@
-// Runs jobs one after another on the calling thread: plan, scheme, driver, what is remembered. Place: engine,
-// internal; used by the engine's thread only, but for `would_be_dense`, which takes a lock.
+// Runs jobs one after another on the calling thread: plan, scheme, driver, what is remembered.
+// Place: engine, internal; used by the engine's thread only, but for `would_be_dense`, which takes
+// a lock.
 #pragma once
 
 #include <map>

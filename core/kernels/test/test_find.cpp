@@ -14,7 +14,7 @@ Found find(const Table& table, const std::vector<std::byte>& input, std::size_t 
   // `offset_elems`: data need not be aligned to more than its elements.
   const std::size_t shift = offset_elems * dtype_bytes(t);
   Guarded data(input.size() + shift);
-  std::memcpy(data.data() + shift, input.data(), input.size());
+  if (!input.empty()) std::memcpy(data.data() + shift, input.data(), input.size());
   Guarded out((units + kSlackElems) * sizeof(std::uint32_t));
   const std::size_t found =
       table.find_units(data.data() + shift, units, width, t, out.as<std::uint32_t>());

@@ -32,9 +32,7 @@ UnitId Partition::run_begin(int run, std::uint64_t slot_lo) const {
   return std::min(unit, units_);
 }
 
-UnitId Partition::run_end(int run, std::uint64_t slot_hi) const {
-  return run_begin(run, slot_hi);
-}
+UnitId Partition::run_end(int run, std::uint64_t slot_hi) const { return run_begin(run, slot_hi); }
 
 void Partition::units_of(Rank owner, std::uint64_t slot_lo, const std::uint16_t* offsets,
                          std::size_t count, std::uint32_t* at) const {

@@ -1,6 +1,7 @@
 // Bytes of a scheme from what travelled: per-rank counts and the union. Place: plan. Pure.
-// The ranks' units are taken as drawn by chance from a support of E units, with E such that the expected union is
-// the known one; the union of any subset follows. Index bytes come from the codec's own formula at that density.
+// The ranks' units are taken as drawn by chance from a support of E units, with E such that the
+// expected union is the known one; the union of any subset follows. Index bytes come from the
+// codec's own formula at that density.
 #include <algorithm>
 #include <bit>
 
@@ -40,8 +41,8 @@ struct Model {
     const double per_block = kernels::kBlockSlots * units / support;
     const auto count = static_cast<std::uint32_t>(
         std::clamp(per_block, 1.0, static_cast<double>(kernels::kBlockSlots)));
-    const double index = static_cast<double>(
-        block_bytes(IndexCodec::kBlocks, 0, count, kernels::kBlockSlots));
+    const double index =
+        static_cast<double>(block_bytes(IndexCodec::kBlocks, 0, count, kernels::kBlockSlots));
     return units * (value_bytes + index / count);
   }
 };

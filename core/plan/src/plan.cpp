@@ -1,4 +1,5 @@
-// Choosing scheme, width and chunks, and what is remembered after a job. Place: plan. Pure.
+// Choosing scheme, width and chunks, and what is remembered after a job. Place: plan, level 4.
+// Pure functions of integers that all ranks hold; tested by tables.
 #include "zensync/plan/plan.hpp"
 
 #include <algorithm>
@@ -12,7 +13,8 @@ namespace {
 constexpr std::string_view kNames[] = {"auto",     "balanced",   "recursive_doubling",
                                        "agsparse", "dense_ring", "dense"};
 
-/// Pull messages of a chunk are at least this long where the payload allows (design: chunks by payload).
+/// Pull messages of a chunk are at least this long where the payload allows (design: chunks by
+/// payload).
 constexpr double kPullBytes = 64 * 1024;
 constexpr std::uint64_t kMaxChunks = 8;
 constexpr std::uint64_t kMaxBoundedChunks = 4096;
@@ -44,10 +46,10 @@ std::uint64_t choose_width(const TensorSpec& spec, int size, const TensorState& 
   if (spec.layout == Layout::kDense && state.elements) return 1;
   double rows = kGuessedDensity * static_cast<double>(spec.rows);
   if (state.counts.known()) {
-    rows = state.counts.width == 1 ? mean(state.counts.elements)
-                                   : mean(state.counts.units) *
-                                         static_cast<double>(state.counts.width) /
-                                         static_cast<double>(spec.row_elems);
+    rows = state.counts.width == 1
+               ? mean(state.counts.elements)
+               : mean(state.counts.units) * static_cast<double>(state.counts.width) /
+                     static_cast<double>(spec.row_elems);
   }
   return spec.row_elems / choose_parts(spec, size, std::max(rows, 1.0));
 }
@@ -71,7 +73,8 @@ std::uint64_t choose_chunk_count(const TensorSpec& spec, int size, const TensorS
   return options.single_chunk ? 1 : chunks;
 }
 
-/// Ends of chunks that carry equal payload by the histogram of the last union (equal slots if there is none).
+/// Ends of chunks that carry equal payload by the histogram of the last union (equal slots if there
+/// is none).
 std::vector<std::uint64_t> cut_chunks(std::uint64_t slots, std::uint64_t chunks,
                                       const std::vector<std::uint64_t>& histogram) {
   std::vector<std::uint64_t> ends;
@@ -86,12 +89,13 @@ std::vector<std::uint64_t> cut_chunks(std::uint64_t slots, std::uint64_t chunks,
       while (bin < histogram.size() && before + static_cast<double>(histogram[bin]) < wanted) {
         before += static_cast<double>(histogram[bin++]);
       }
-      const double inside =
-          bin < histogram.size() && histogram[bin] != 0
-              ? (wanted - before) / static_cast<double>(histogram[bin]) : 0.0;
+      const double inside = bin < histogram.size() && histogram[bin] != 0
+                                ? (wanted - before) / static_cast<double>(histogram[bin])
+                                : 0.0;
       share = (static_cast<double>(bin) + inside) / static_cast<double>(kHistogramBins);
     }
-    const auto end = std::min(slots, static_cast<std::uint64_t>(share * static_cast<double>(slots)));
+    const auto end =
+        std::min(slots, static_cast<std::uint64_t>(share * static_cast<double>(slots)));
     if (end != 0 && end < slots && (ends.empty() || end > ends.back())) ends.push_back(end);
   }
   ends.push_back(slots);
@@ -139,8 +143,7 @@ std::uint64_t choose_parts(const TensorSpec& spec, int size, double rows) {
   for (std::uint64_t parts = 1; parts <= std::min<std::uint64_t>(spec.row_elems, 64); ++parts) {
     if (spec.row_elems % parts != 0) continue;
     const double spread = parts == static_cast<std::uint64_t>(size) ? 0.0 : spread_of(size);
-    const double imbalance =
-        1 + spread * std::sqrt(size / (rows * static_cast<double>(parts)));
+    const double imbalance = 1 + spread * std::sqrt(size / (rows * static_cast<double>(parts)));
     const double cost =
         imbalance * (1 + static_cast<double>(parts) * kElementIndexBytes / row_bytes);
     if (parts != 1 && cost >= least) continue;
@@ -161,8 +164,8 @@ Plan make_plan(const TensorSpec& spec, int size, const TensorState& state,
   const std::uint64_t units = spec.elems() / std::max<std::uint64_t>(plan.width, 1);
   if (plan.scheme == SchemeId::kBalanced) {
     const std::uint64_t slots = div_ceil(units, static_cast<std::uint64_t>(size));
-    plan.chunk_ends = cut_chunks(slots, choose_chunk_count(spec, size, state, options),
-                                 state.counts.histogram);
+    plan.chunk_ends =
+        cut_chunks(slots, choose_chunk_count(spec, size, state, options), state.counts.histogram);
   }
   return plan;
 }
@@ -204,8 +207,8 @@ void after_dense(const TensorSpec& spec, const PlanOptions& options,
     if (header.probe_rows == 0) return;
     const double sampled = header.probe_rows;
     rows = std::max(rows, header.probe_nonzero_rows / sampled);
-    elems = std::max(elems, header.probe_nonzero_elems /
-                                (sampled * static_cast<double>(spec.row_elems)));
+    elems = std::max(elems,
+                     header.probe_nonzero_elems / (sampled * static_cast<double>(spec.row_elems)));
   }
   if (headers.empty()) return;
   const bool by_rows = rows < options.to_sparse_below;

@@ -1,7 +1,7 @@
-// One round of headers before the group's own all-reduce: all ranks check that they are about to reduce the same
-// tensors, and share the samples of those whose density is probed. Place: scheme.
-// Bytes: 48 + 64 per tensor, to each peer. The job's own header (number of tensors, digest of the keys) goes
-// first, so that a rank which is at a sparse job is found as well.
+// One round of headers before the group's own all-reduce: all ranks check that they are about to
+// reduce the same tensors, and share the samples of those whose density is probed. Place: scheme.
+// Bytes: 48 + 64 per tensor, to each peer. The job's own header (number of tensors, digest of the
+// keys) goes first, so that a rank which is at a sparse job is found as well.
 #include <algorithm>
 
 #include "encode.hpp"
@@ -55,8 +55,8 @@ SchemeTask agree(SchemeContext& context, const std::vector<JobHeader>& mine,
   for (int peer = 0; peer < context.size(); ++peer) {
     if (peer == context.rank.value) continue;
     exchange.sends.push_back({Rank{peer}, bytes});
-    exchange.recvs.push_back({Rank{peer}, kHeaderCapacityBytes,
-                              &work.received_push[static_cast<std::size_t>(peer)]});
+    exchange.recvs.push_back(
+        {Rank{peer}, kHeaderCapacityBytes, &work.received_push[static_cast<std::size_t>(peer)]});
   }
   co_yield &exchange;
   theirs.assign(static_cast<std::size_t>(context.size()), {});

@@ -1,6 +1,7 @@
-// AGsparse: everybody sends all its units to everybody; each rank adds all of them in rank order. Place: scheme.
-// One message per pair of ranks, 2(n − 1)·d·M/b in the ZEN paper's table; the simple rival, and the best
-// choice for very few units at small n. All ranks add the same messages in the same order: equal bits.
+// AGsparse: everybody sends all its units to everybody; each rank adds all of them in rank order.
+// Place: scheme. One message per pair of ranks, 2(n − 1)·d·M/b in the ZEN paper's table; the simple
+// rival, and the best choice for very few units at small n. All ranks add the same messages in the
+// same order: equal bits.
 #include <algorithm>
 
 #include "encode.hpp"

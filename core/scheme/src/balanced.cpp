@@ -1,16 +1,18 @@
 // The balanced scheme (default). Place: scheme.
 //
-// Every unit has an owner (partition). Push: each rank sends each owner its non-zero units. The owner adds them
-// in rank order. Pull: each owner sends everybody every unit that at least one rank pushed, with its sum, also
-// when that sum is zero. Chunks of slots overlap: in exchange t a rank sends the push of chunk t and the
-// pull of chunk t − 2, and waits for the pushes of chunk t − 1 and the pulls of chunk t − 3:
+// Every unit has an owner (partition). Push: each rank sends each owner its non-zero units. The
+// owner adds them in rank order. Pull: each owner sends everybody every unit that at least one rank
+// pushed, with its sum, also when that sum is zero. Chunks of slots overlap: in exchange t a rank
+// sends the push of chunk t and the pull of chunk t − 2, and waits for the pushes of chunk t − 1
+// and the pulls of chunk t − 3:
 //
 //   t           0        1        2              3              4
 //   sends       push 0   push 1   push 2, pull 0  push 3, pull 1  …
 //   waits for   –        push 0   push 1          push 2, pull 0  …
 //
-// so encoding chunk t + 1, adding chunk t − 1 and decoding chunk t − 3 happen while other chunks travel. Two
-// generations of messages suffice: what is written after exchange t replaces what left before exchange t. Bytes: push + pull of ZEN (OSDI'25, section 3), both with block codecs.
+// so encoding chunk t + 1, adding chunk t − 1 and decoding chunk t − 3 happen while other chunks
+// travel. Two generations of messages suffice: what is written after exchange t replaces what left
+// before exchange t. Bytes: push + pull of ZEN (OSDI'25, section 3), both with block codecs.
 #include <algorithm>
 #include <numeric>
 
@@ -83,8 +85,7 @@ class BalancedJob {
   }
 
   void await_pull(std::size_t chunk) {
-    const auto capacity =
-        longest_message(end(chunk) - begin(chunk), context_.unit_bytes(), false);
+    const auto capacity = longest_message(end(chunk) - begin(chunk), context_.unit_bytes(), false);
     await(work_.received_pull, capacity);
   }
 

@@ -1,8 +1,9 @@
-// A dense ring all-reduce of our own, for C++ programs and tests (in torch, "dense" is the group's). Place: scheme.
-// The tensor is cut into n segments. Reduce-scatter: in step s rank r sends its sum of segment r − s to r + 1 and
-// adds what it gets of segment r − s − 1; after n − 1 steps it holds segment r + 1 complete. All-gather: complete
-// segments go round. 2(n − 1)/n · M per rank. Partial sums are fp32 for 16-bit floats, rounded once, before
-// the all-gather, by the one rank that completes a segment: equal bits. Sums start from +0.0.
+// A dense ring all-reduce of our own, for C++ programs and tests (in torch, "dense" is the
+// group's). Place: scheme. The tensor is cut into n segments. Reduce-scatter: in step s rank r
+// sends its sum of segment r − s to r + 1 and adds what it gets of segment r − s − 1; after n − 1
+// steps it holds segment r + 1 complete. All-gather: complete segments go round. 2(n − 1)/n · M per
+// rank. Partial sums are fp32 for 16-bit floats, rounded once, before the all-gather, by the one
+// rank that completes a segment: equal bits. Sums start from +0.0.
 #include <algorithm>
 #include <cstring>
 
@@ -47,8 +48,8 @@ class RingJob {
     writer.set_units(static_cast<std::uint32_t>(count));
     const Rank next{(context_.rank.value + 1) % size()};
     work_.exchange.sends.push_back({next, writer.finish(context_.wire.verify)});
-    const auto longest = longest_message(div_ceil(elems_, static_cast<std::uint64_t>(size())), 8,
-                                         first);
+    const auto longest =
+        longest_message(div_ceil(elems_, static_cast<std::uint64_t>(size())), 8, first);
     work_.exchange.recvs.push_back({previous(), longest, &work_.received_pull[0]});
   }
 
@@ -86,10 +87,10 @@ class RingJob {
   /// Rounds the complete segment into the caller's tensor.
   void finish(int segment) {
     const DType dtype = context_.spec.dtype;
-    context_.kernels->finish(work_.ring.data() + begin(segment) * dtype_bytes(sum_dtype(dtype)),
-                             static_cast<std::byte*>(context_.dense_data) +
-                                 begin(segment) * dtype_bytes(dtype),
-                             end(segment) - begin(segment), dtype, context_.divisor());
+    context_.kernels->finish(
+        work_.ring.data() + begin(segment) * dtype_bytes(sum_dtype(dtype)),
+        static_cast<std::byte*>(context_.dense_data) + begin(segment) * dtype_bytes(dtype),
+        end(segment) - begin(segment), dtype, context_.divisor());
   }
 
   int segment_at(int offset) const {

@@ -1,4 +1,5 @@
-// Encoding a range of slots; see encode.hpp. Place: scheme. Cannot fail (but std::bad_alloc).
+// Encoding a range of slots; see encode.hpp. Place: scheme, level 3.
+// Uses the workspace of the job; cannot fail (but for std::bad_alloc).
 #include "encode.hpp"
 
 #include <algorithm>
@@ -69,8 +70,8 @@ class RangeEncoder {
     Array<std::uint32_t>& rel = context_.workspace->rel;
     for (int run = 0; run < partition.runs(); ++run) {
       const UnitId begin = partition.run_begin(run, slot_lo);
-      const Found found = context_.source->find(*context_.kernels, begin,
-                                                partition.run_end(run, slot_hi), rel);
+      const Found found =
+          context_.source->find(*context_.kernels, begin, partition.run_end(run, slot_hi), rel);
       if (found.count == 0) continue;
       units_ += found.count;
       if (counts_rows_) rows_.add(begin, rel.data(), found.count);

@@ -1,5 +1,6 @@
-// Finds the units of a range of slots and writes them to one message per owner. Place: scheme, internal.
-// Block by block, so that what was found is still in the cache when it is gathered and packed.
+// Finds the units of a range of slots and writes them to one message per owner. Place: scheme,
+// internal. Block by block, so that what was found is still in the cache when it is gathered and
+// packed.
 #pragma once
 
 #include <span>
@@ -16,8 +17,8 @@ struct EncodeRange {
   std::uint64_t end = 0;
 };
 
-/// Appends the units of `range` to writers[owner] (begun, with `range.end − range.begin` slots), and adds to
-/// `totals.total_units`, `.total_elements` what was found.
+/// Appends the units of `range` to writers[owner] (begun, with `range.end − range.begin` slots),
+/// and adds to `totals.total_units`, `.total_elements` what was found.
 void encode_range(SchemeContext& context, const EncodeRange& range,
                   std::span<MessageWriter> writers, MessageHeader& totals);
 

@@ -12,8 +12,8 @@ Error at_peer(const SchemeContext& context, Rank peer, Error error) {
   error.culprit = peer;
   if (error.tensor.empty()) error.tensor = context.tensor;
   if (error.kind == ErrorKind::kCorruptMessage) {
-    error.message = "message from rank " + std::to_string(peer.value) + " is corrupt: " +
-                    error.message;
+    error.message =
+        "message from rank " + std::to_string(peer.value) + " is corrupt: " + error.message;
   }
   return error;
 }
@@ -22,8 +22,8 @@ bool units_exist(const Incoming& incoming, const SparseSet& set) {
   if (incoming.partition == nullptr || set.runs.empty()) return true;
   const Partition& partition = *incoming.partition;
   const BlockRun& run = set.runs.back();
-  const std::uint64_t slot = incoming.slot_lo + run.block * kernels::kBlockSlots +
-                             set.offsets[run.begin + run.count - 1];
+  const std::uint64_t slot =
+      incoming.slot_lo + run.block * kernels::kBlockSlots + set.offsets[run.begin + run.count - 1];
   if (partition.kind() == PartitionKind::kRotation && slot + 1 < partition.slots()) return true;
   return partition.unit_at(incoming.owner, slot) < partition.units();
 }

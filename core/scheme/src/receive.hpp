@@ -6,8 +6,8 @@
 
 namespace zensync {
 
-/// No message of a healthy peer is longer; one that carries a job header may come from a peer whose tensor has
-/// another shape, and must be read far enough to say so.
+/// No message of a healthy peer is longer; one that carries a job header may come from a peer whose
+/// tensor has another shape, and must be read far enough to say so.
 inline constexpr std::uint64_t kHeaderCapacityBytes = 1ULL << 30;
 
 /// The longest message over `slots` slots with units of `unit_bytes`.

@@ -1,11 +1,12 @@
 // Recursive doubling for any n (SparCML's SSAR, with a fixed tree). Place: scheme.
 //
-// p = the largest power of two ≤ n. Ranks ≥ p send their units to rank − p, which adds them behind its own
-// ("fold"). Then in step k ranks whose numbers differ in bit k exchange the sums of their blocks of 2^k ranks,
-// and both compute lower block + upper block. At last the folded ranks get the finished result. All ranks
-// compute the same tree of additions, so bits are equal. A message of one rank's own units carries the tensor's
-// dtype; partial sums carry fp32 for 16-bit floats. The counts of the ranks behind a sum travel with it, as
-// 16 bytes each in front of the values.
+// p = the largest power of two ≤ n. Ranks ≥ p send their units to rank − p, which adds them behind
+// its own
+// ("fold"). Then in step k ranks whose numbers differ in bit k exchange the sums of their blocks of
+// 2^k ranks, and both compute lower block + upper block. At last the folded ranks get the finished
+// result. All ranks compute the same tree of additions, so bits are equal. A message of one rank's
+// own units carries the tensor's dtype; partial sums carry fp32 for 16-bit floats. The counts of
+// the ranks behind a sum travel with it, as 16 bytes each in front of the values.
 #include <algorithm>
 #include <bit>
 #include <cstring>
@@ -26,7 +27,8 @@ struct RankCount {
 int power_of(int size) { return static_cast<int>(std::bit_floor(static_cast<unsigned>(size))); }
 int steps_of(int size) { return std::countr_zero(static_cast<unsigned>(power_of(size))); }
 
-/// Ranks behind the sum of the block of 2^step ranks that holds `member` once folding is done, ascending.
+/// Ranks behind the sum of the block of 2^step ranks that holds `member` once folding is done,
+/// ascending.
 std::vector<int> behind(int member, int step, int size) {
   std::vector<int> ranks;
   const int begin = member >> step << step;
@@ -79,8 +81,8 @@ class DoublingJob {
                             context_.counts->elements[static_cast<std::size_t>(r)]};
       std::memcpy(writer.add_values(sizeof count), &count, sizeof count);
     }
-    writer.add_set(work_.sums, work_.sums.units() * context_.plan.width *
-                                   dtype_bytes(work_.sums.values_dtype));
+    writer.add_set(work_.sums,
+                   work_.sums.units() * context_.plan.width * dtype_bytes(work_.sums.values_dtype));
     work_.exchange.sends.push_back({Rank{to}, writer.finish(context_.wire.verify)});
   }
 
@@ -118,14 +120,16 @@ class DoublingJob {
   void add(bool mine_is_lower) {
     const SparseSet* order[] = {mine_is_lower ? &work_.sums : &work_.other,
                                 mine_is_lower ? &work_.other : &work_.sums};
-    work_.adder.add(*context_.kernels, order, context_.plan.width, context_.spec.dtype, work_.spare);
+    work_.adder.add(*context_.kernels, order, context_.plan.width, context_.spec.dtype,
+                    work_.spare);
     std::swap(work_.spare, work_.sums);
   }
 
   void finish_sums() {
     if (size() == 1) {  // no addition took place: bring the units into a sum, from +0.0
       const SparseSet* order[] = {&work_.sums};
-      work_.adder.add(*context_.kernels, order, context_.plan.width, context_.spec.dtype, work_.spare);
+      work_.adder.add(*context_.kernels, order, context_.plan.width, context_.spec.dtype,
+                      work_.spare);
       std::swap(work_.spare, work_.sums);
     }
     finish_set(context_, work_.sums, work_.final_values);

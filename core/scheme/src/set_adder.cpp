@@ -1,4 +1,5 @@
-// Implementation of the adder. Place: scheme. Cannot fail (but std::bad_alloc).
+// Implementation of the adder; see set_adder.hpp. Place: scheme, level 3.
+// Owns its scratch; cannot fail (but for std::bad_alloc).
 #include "zensync/scheme/set_adder.hpp"
 
 #include <algorithm>
@@ -27,8 +28,8 @@ void SetAdder::unite_block(std::span<const SparseSet* const> sets, std::uint64_t
   std::uint32_t next = begin;
   for (std::size_t w = 0; w < kWords; ++w) {
     for (std::uint64_t word = words_[w]; word != 0; word &= word - 1) {
-      const auto offset = static_cast<std::uint32_t>(w * 64) +
-                          static_cast<std::uint32_t>(std::countr_zero(word));
+      const auto offset =
+          static_cast<std::uint32_t>(w * 64) + static_cast<std::uint32_t>(std::countr_zero(word));
       out.offsets[next] = static_cast<std::uint16_t>(offset);
       places_[offset] = next++;
     }

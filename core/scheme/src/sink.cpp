@@ -1,5 +1,6 @@
-// Writing sums back. Place: scheme. Dense: one scatter per block. COO: the owners' lists of a chunk are merged
-// (each is sorted) and whole rows appended. Chunks come in ascending order of units, so no later sort.
+// Writing sums back. Place: scheme. Dense: one scatter per block. COO: the owners' lists of a chunk
+// are merged (each is sorted) and whole rows appended. Chunks come in ascending order of units, so
+// no later sort.
 #include "zensync/scheme/sink.hpp"
 
 #include <algorithm>

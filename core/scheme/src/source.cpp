@@ -1,4 +1,5 @@
-// Finding units in a range: by search or by list. Place: scheme. Cannot fail.
+// Finding units in a range: by search or by list; see source.hpp. Place: scheme, level 3.
+// Cannot fail; reads and (for -0.0) writes the memory of the caller only.
 #include "zensync/scheme/source.hpp"
 
 #include <algorithm>
@@ -64,8 +65,8 @@ Found UnitSource::find(const kernels::Table& table, UnitId begin, UnitId end,
     }
   }
   found.packed = !dense_;
-  found.base = static_cast<const std::byte*>(values_) +
-               (dense_ ? begin : first_unit) * unit_bytes();
+  found.base =
+      static_cast<const std::byte*>(values_) + (dense_ ? begin : first_unit) * unit_bytes();
   return found;
 }
 

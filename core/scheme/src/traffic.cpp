@@ -1,4 +1,5 @@
-// What all schemes' traffic share: exact counts, the cost of an index, the book. Place: scheme.
+// What all schemes' traffic share: exact counts, the cost of an index, the book. Place: scheme,
+// level 3. Pure, but for the cache of ExactCounts.
 #include "zensync/scheme/traffic.hpp"
 
 #include <algorithm>
@@ -10,7 +11,7 @@ ExactCounts::ExactCounts(std::vector<std::vector<UnitId>> units_of_rank)
 
 const std::vector<std::uint64_t>& ExactCounts::slots(std::span<const int> ranks,
                                                      const SlotRange& range) const {
-  const CacheKey key{{ranks.begin(), ranks.end()}, range.partition};
+  const CacheKey key{{ranks.begin(), ranks.end()}, *range.partition};
   auto [it, fresh] = cache_.try_emplace(key);
   if (fresh) {
     std::vector<UnitId> united;

@@ -1,4 +1,5 @@
-// Construction of a workspace: the parts that depend on the number of ranks. Place: scheme.
+// Construction of a workspace: the parts that depend on the number of ranks. Place: scheme,
+// level 3. Allocates; everything else grows when it is first used.
 #include "zensync/scheme/context.hpp"
 
 namespace zensync {

@@ -24,18 +24,13 @@ constexpr size_t kMaxWords = kMaxBits / 64 + 2;
 /// Bytes of the longest lower part (count × l is largest at slots / 2 offsets of one bit), rounded up.
 constexpr size_t kMaxLowBytes = kBlockSlots / 8 + 32;
 
-/// Sets bit (offsets[i] >> shift) + i × kSpread of `words`, which are zero. The word under way stays in a
-/// register and is stored at each step: no branch, and no load that waits for a store.
+/// Sets bit (offsets[i] >> shift) + i × kSpread of `out`, which is zero. By bytes: of two offsets, the
+/// second seldom waits for the first one's store, and there is no branch.
 template <unsigned kSpread>
-HWY_INLINE void set_bits(const uint16_t* offsets, size_t count, unsigned shift, uint64_t* words) {
-  uint64_t word = 0;
-  size_t current = 0;
+HWY_INLINE void set_bits(const uint16_t* offsets, size_t count, unsigned shift, uint8_t* out) {
   for (size_t i = 0; i < count; ++i) {
     const size_t bit = (size_t{offsets[i]} >> shift) + i * kSpread;
-    const size_t index = bit / 64;
-    word = (index == current ? word : 0) | uint64_t{1} << (bit % 64);
-    words[index] = word;
-    current = index;
+    out[bit / 8] = static_cast<uint8_t>(out[bit / 8] | 1U << (bit % 8));
   }
 }
 
@@ -68,10 +63,8 @@ HWY_INLINE void expand_bits(const uint64_t* words, size_t bits, uint16_t* positi
 }
 
 void pack_bitmap(const uint16_t* offsets, uint32_t count, uint32_t slots, std::byte* out) {
-  uint64_t words[kMaxWords];
-  std::memset(words, 0, (slots + 63) / 64 * 8);
-  set_bits<0>(offsets, count, 0, words);
-  std::memcpy(out, words, bitmap_bytes(slots));
+  std::memset(out, 0, bitmap_bytes(slots));
+  set_bits<0>(offsets, count, 0, reinterpret_cast<uint8_t*>(out));
 }
 
 bool unpack_bitmap(const std::byte* in, uint32_t count, uint32_t slots, uint16_t* offsets) {
@@ -111,17 +104,16 @@ void pack_elias_fano(const uint16_t* offsets, uint32_t count, uint32_t slots, st
   const unsigned low_bits = elias_fano_low_bits(count, slots);
   const size_t low_bytes = (size_t{count} * low_bits + 7) / 8;
   const size_t upper_bytes = elias_fano_bytes(count, slots) - low_bytes;
-  uint64_t words[kMaxWords];
-  std::memset(words, 0, (upper_bytes + 7) / 8 * 8);
-  set_bits<1>(offsets, count, low_bits, words);
-  std::memcpy(out, words, upper_bytes);
+  std::memset(out, 0, upper_bytes);
+  set_bits<1>(offsets, count, low_bits, reinterpret_cast<uint8_t*>(out));
   if (low_bits == 0) return;
   uint8_t low[kMaxLowBytes];
   pack_low(offsets, count, low_bits, low);
   std::memcpy(out + upper_bytes, low, low_bytes);
 }
 
-/// offsets[i] = (offsets[i] − i) << low_bits | the i-th low part. `low` can be read 8 bytes past its end.
+/// offsets[i] = (offsets[i] − i) << low_bits | the i-th low part. `low` can be read 4 bytes past its end.
+/// (Eight at a time, with a shuffle and a shift for each lane, took a third longer on Zen 4.)
 HWY_INLINE void join_low(const uint8_t* low, size_t count, unsigned low_bits, uint16_t* offsets) {
   const uint32_t mask = (1U << low_bits) - 1;
   for (size_t i = 0; i < count; ++i) {
@@ -129,8 +121,8 @@ HWY_INLINE void join_low(const uint8_t* low, size_t count, unsigned low_bits, ui
     uint32_t part;
     std::memcpy(&part, low + bit / 8, sizeof(part));
     part = part >> (bit % 8) & mask;
-    const uint32_t high = static_cast<uint32_t>(offsets[i] - i);
-    offsets[i] = static_cast<uint16_t>(high << low_bits | part);
+    const uint32_t bucket = static_cast<uint32_t>(offsets[i] - i);
+    offsets[i] = static_cast<uint16_t>(bucket << low_bits | part);
   }
 }
 

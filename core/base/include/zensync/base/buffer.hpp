@@ -1,6 +1,7 @@
 // A growable block of bytes that is not initialised, aligned for SIMD; once grown it is kept.
-// Place: base, level 0. Owner: whoever holds it; not thread-safe. Growth is by half of what was held
-// before, so that counts which grow slowly do not allocate at each step. Throws std::bad_alloc only.
+// Place: base, level 0. Owner: whoever holds it; not thread-safe. Growth is by half of what was
+// held before, so that counts which grow slowly do not allocate at each step. Throws std::bad_alloc
+// only.
 #pragma once
 
 #include <algorithm>

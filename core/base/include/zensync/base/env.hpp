@@ -15,7 +15,8 @@ struct Env {
   bool disable = false;
   /// ZENSYNC_TRANSPORT: "native" (also when empty) or "torch" (a later driver).
   std::string transport;
-  /// GLOO_SOCKET_IFNAME: the interface that the mesh binds to; empty: the one that reaches the store.
+  /// GLOO_SOCKET_IFNAME: the interface that the mesh binds to; empty: the one that reaches the
+  /// store.
   std::string interface_name;
 };
 

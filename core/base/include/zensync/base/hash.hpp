@@ -1,6 +1,7 @@
 // Hashing: the 64-bit mix behind the rotation, keys of tensors, digests of messages.
 // Place: base, level 0. Pure functions. Digests are XXH3-64 (xxHash); `mix64` is the finaliser of
-// SplitMix64 (Steele, Lea, Flood, OOPSLA'14), written out because its bits are part of the wire format.
+// SplitMix64 (Steele, Lea, Flood, OOPSLA'14), written out because its bits are part of the wire
+// format.
 #pragma once
 
 #include <cstddef>

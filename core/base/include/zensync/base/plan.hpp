@@ -1,5 +1,6 @@
-// Plain structs about one tensor: what it is, what all ranks know of its sparsity, what was chosen for it.
-// Place: base, level 0, so that schemes (level 3) and the planner (level 4) share them. No behaviour.
+// Plain structs about one tensor: what it is, what all ranks know of its sparsity, what was chosen
+// for it. Place: base, level 0, so that schemes (level 3) and the planner (level 4) share them. No
+// behaviour.
 #pragma once
 
 #include <cstdint>
@@ -11,12 +12,12 @@
 namespace zensync {
 
 enum class SchemeId : std::uint8_t {
-  kAuto = 0,               ///< choose among the others
+  kAuto = 0,  ///< choose among the others
   kBalanced = 1,
   kRecursiveDoubling = 2,
   kAgSparse = 3,
-  kDenseRing = 4,          ///< our own dense coroutine, for C++ programs and tests
-  kDense = 5,              ///< the group's own all-reduce; the engine only agrees on it
+  kDenseRing = 4,  ///< our own dense coroutine, for C++ programs and tests
+  kDense = 5,      ///< the group's own all-reduce; the engine only agrees on it
 };
 
 /// Fixed facts of a tensor; equal on all ranks.
@@ -33,11 +34,13 @@ inline constexpr std::uint64_t kHistogramBins = 256;
 
 /// What all ranks know of a tensor from its last sparse job; equal on all ranks.
 struct KnownCounts {
-  std::vector<std::uint64_t> units;     ///< per rank, non-zero units
-  std::vector<std::uint64_t> elements;  ///< per rank, non-zero elements (width 1: rows); 0: not counted
-  std::uint64_t union_units = 0;        ///< units non-zero on at least one rank
-  std::uint64_t width = 0;              ///< elements per unit in that job; 0: no counts yet
-  /// Units of the union (about) in each of kHistogramBins equal ranges of the tensor; empty: unknown.
+  std::vector<std::uint64_t> units;  ///< per rank, non-zero units
+  std::vector<std::uint64_t>
+      elements;                   ///< per rank, non-zero elements (width 1: rows); 0: not counted
+  std::uint64_t union_units = 0;  ///< units non-zero on at least one rank
+  std::uint64_t width = 0;        ///< elements per unit in that job; 0: no counts yet
+  /// Units of the union (about) in each of kHistogramBins equal ranges of the tensor; empty:
+  /// unknown.
   std::vector<std::uint64_t> histogram;
   bool known() const { return width != 0; }
 };

@@ -1,6 +1,6 @@
-// Results and errors. The core returns values; it never throws across a module's edge, prints or exits.
-// Place: base, level 0. Every error says what happened, on which rank and tensor; Python maps each
-// kind to one exception class.
+// Results and errors. The core returns values; it never throws across a module's edge, prints or
+// exits. Place: base, level 0. Every error says what happened, on which rank and tensor; Python
+// maps each kind to one exception class.
 #pragma once
 
 #include <cassert>

@@ -1,5 +1,5 @@
-// Which ranks share a host, as plain data. Schemes get it from the first day, though only two-level ones
-// use it. Place: base, level 0.
+// Which ranks share a host, as plain data. Schemes get it from the first day, though only two-level
+// ones use it. Place: base, level 0.
 #pragma once
 
 #include <vector>

@@ -1,6 +1,6 @@
-// Views over memory that the caller owns: pointer, shape, dtype. They hold nothing and free nothing;
-// the caller keeps the memory alive, and does not touch it, until the job ends.
-// Place: base, level 0. A tensor is rows × row_elems elements; an element-sparse one has row_elems = 1.
+// Views over memory that the caller owns: pointer, shape, dtype. They hold nothing and free
+// nothing; the caller keeps the memory alive, and does not touch it, until the job ends. Place:
+// base, level 0. A tensor is rows × row_elems elements; an element-sparse one has row_elems = 1.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +10,8 @@
 namespace zensync {
 
 /// A dense-stored tensor, contiguous, row-major: rows × row_elems elements of `dtype`.
-/// `ids`, if not null: ascending, distinct rows outside which every element is known to be ±0 (int64,
-/// `ids_count` of them), so that no scan is needed.
+/// `ids`, if not null: ascending, distinct rows outside which every element is known to be ±0
+/// (int64, `ids_count` of them), so that no scan is needed.
 struct DenseView {
   void* data = nullptr;
   std::uint64_t rows = 0;

@@ -1,6 +1,6 @@
-// The two headers on the wire and how they are checked. Place: codec, level 2. docs/wire_format.md has the bytes.
-// A message is: MessageHeader, JobHeaders (`job_headers` of them, usually 0 or 1), values, index. All
-// integers are little-endian; the handshake refuses peers of another byte order.
+// The two headers on the wire and how they are checked. Place: codec, level 2. docs/wire_format.md
+// has the bytes. A message is: MessageHeader, JobHeaders (`job_headers` of them, usually 0 or 1),
+// values, index. All integers are little-endian; the handshake refuses peers of another byte order.
 #pragma once
 
 #include <cstdint>
@@ -16,14 +16,14 @@ inline constexpr std::uint8_t kWireVersion = 1;
 
 /// What a message is for; both ends must be at the same place of the same scheme.
 enum class MessageKind : std::uint8_t {
-  kPush = 1,      ///< balanced: units for their owner
-  kPull = 2,      ///< balanced: an owner's sums
-  kGather = 3,    ///< agsparse: all units of one rank
-  kDouble = 4,    ///< recursive doubling: the sum over a block of ranks
-  kReturn = 5,    ///< recursive doubling: the result, to a rank that was folded away
+  kPush = 1,    ///< balanced: units for their owner
+  kPull = 2,    ///< balanced: an owner's sums
+  kGather = 3,  ///< agsparse: all units of one rank
+  kDouble = 4,  ///< recursive doubling: the sum over a block of ranks
+  kReturn = 5,  ///< recursive doubling: the result, to a rank that was folded away
   kRingReduce = 6,
   kRingGather = 7,
-  kAgree = 8,     ///< headers only: what comes next goes through the group's all-reduce
+  kAgree = 8,  ///< headers only: what comes next goes through the group's all-reduce
 };
 inline constexpr int kMaxMessageKind = 8;
 
@@ -40,7 +40,7 @@ inline constexpr int kMaxIndexCodec = 5;
 
 /// 48 bytes in front of each message.
 struct MessageHeader {
-  std::uint64_t digest = 0;       ///< XXH3-64 of all that follows it; 0 when verify is off
+  std::uint64_t digest = 0;  ///< XXH3-64 of all that follows it; 0 when verify is off
   std::uint8_t version = kWireVersion;
   MessageKind kind = MessageKind::kPush;
   IndexCodec codec = IndexCodec::kNone;
@@ -50,7 +50,8 @@ struct MessageHeader {
   std::uint16_t job_headers = 0;  ///< how many follow
   std::uint32_t units = 0;        ///< units (ring: elements) in this message
   std::uint64_t index_bytes = 0;
-  /// The sender's non-zero units so far (push: of the whole tensor over all owners; last chunk: all).
+  /// The sender's non-zero units so far (push: of the whole tensor over all owners; last chunk:
+  /// all).
   std::uint64_t total_units = 0;
   std::uint64_t total_elements = 0;  ///< non-zero elements in them (width 1: rows); 0: not counted
 };
@@ -68,15 +69,16 @@ struct JobHeader {
   Layout layout = Layout::kDense;
   ReduceOp op = ReduceOp::kSum;
   std::uint8_t reserved[3] = {};
-  std::uint32_t probe_rows = 0;           ///< rows sampled for the probe; 0: no probe
+  std::uint32_t probe_rows = 0;  ///< rows sampled for the probe; 0: no probe
   std::uint32_t probe_nonzero_rows = 0;
   std::uint32_t probe_nonzero_elems = 0;
   std::uint64_t reserved2 = 0;
 };
 static_assert(sizeof(JobHeader) == 64);
 
-/// Compares what a peer believes with what this rank does (probe fields aside). On a difference: kMismatch,
-/// naming the peer, the tensor (this rank's name for it) and every field that differs, with both values.
+/// Compares what a peer believes with what this rank does (probe fields aside). On a difference:
+/// kMismatch, naming the peer, the tensor (this rank's name for it) and every field that differs,
+/// with both values.
 Status check_job_header(const JobHeader& mine, const JobHeader& theirs, Rank peer,
                         const std::string& tensor);
 

@@ -1,7 +1,8 @@
 // The index of a message: which of its slots carry a unit. Place: codec, level 2.
-// Blocks of 2^14 slots; each non-empty block is written as varint(blocks skipped), varint(count − 1), then its
-// offsets as a bitmap or Elias–Fano, whichever is smaller (both ends compute which). Empty blocks cost nothing.
-// Whole messages of a handful of units are raw. The sizes here are what `traffic` uses, so both agree.
+// Blocks of 2^14 slots; each non-empty block is written as varint(blocks skipped), varint(count −
+// 1), then its offsets as a bitmap or Elias–Fano, whichever is smaller (both ends compute which).
+// Empty blocks cost nothing. Whole messages of a handful of units are raw. The sizes here are what
+// `traffic` uses, so both agree.
 #pragma once
 
 #include <cstdint>
@@ -54,8 +55,8 @@ constexpr std::uint64_t raw_unit_bytes(IndexCodec codec) {
   return codec == IndexCodec::kRaw32 ? 4 : 8;
 }
 
-/// What a scheme asks for: kBlocks (then a handful goes raw where that is smaller), or one codec for all
-/// messages (kRaw32 stands for whichever raw fits).
+/// What a scheme asks for: kBlocks (then a handful goes raw where that is smaller), or one codec
+/// for all messages (kRaw32 stands for whichever raw fits).
 struct IndexChoice {
   IndexCodec codec = IndexCodec::kNone;
   std::uint64_t bytes = 0;
@@ -64,14 +65,29 @@ struct IndexChoice {
 IndexChoice choose_index(IndexCodec policy, std::uint64_t units, std::uint64_t slots,
                          std::uint64_t blocks_bytes);
 
-/// Appends the index bytes of one block to `out`.
-void write_block(const kernels::Table& table, IndexCodec codec, std::uint64_t skipped,
-                 std::span<const std::uint16_t> offsets, std::uint32_t slots, Buffer& out);
+/// One block as it is written: `offsets` of its units, ascending; `skipped` empty blocks lie before
+/// it.
+struct BlockUnits {
+  std::uint64_t skipped = 0;
+  std::span<const std::uint16_t> offsets;
+  std::uint32_t slots = 0;
+};
 
-/// Reads an index of `units` units over `slots` slots into `set` (runs, offsets). Every structural fault is
-/// kCorruptMessage with the field in words; nothing outside `index` is read, nothing is written beyond
-/// memory for `units` units.
-Status read_index(const kernels::Table& table, IndexCodec codec, std::span<const std::byte> index,
-                  std::uint32_t units, std::uint64_t slots, SparseSet& set);
+/// Appends the index bytes of one block to `out`.
+void write_block(const kernels::Table& table, IndexCodec codec, const BlockUnits& block,
+                 Buffer& out);
+
+/// An index as it came: its bytes, and what its message says of it.
+struct IndexBytes {
+  IndexCodec codec = IndexCodec::kNone;
+  std::span<const std::byte> bytes;
+  std::uint32_t units = 0;
+  std::uint64_t slots = 0;  ///< of the range that the message covers
+};
+
+/// Reads an index into `set` (runs, offsets). Every structural fault is kCorruptMessage with the
+/// field in words; nothing outside `index.bytes` is read, nothing is written beyond memory for
+/// `index.units` units.
+Status read_index(const kernels::Table& table, const IndexBytes& index, SparseSet& set);
 
 }  // namespace zensync

@@ -1,7 +1,7 @@
 // One message, written piece by piece and read with every field checked. Place: codec, level 2.
-// Layout: MessageHeader (48) | job headers (64 each) | values | index. Values stand first so that they can
-// be written while units are found, before their number is known (docs/adr/0004).
-// Writers and readers keep their buffers, so that a warm job does not allocate. Not thread-safe.
+// Layout: MessageHeader (48) | job headers (64 each) | values | index. Values stand first so that
+// they can be written while units are found, before their number is known (docs/adr/0004). Writers
+// and readers keep their buffers, so that a warm job does not allocate. Not thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -19,8 +19,8 @@ namespace zensync {
 
 class MessageWriter {
  public:
-  /// Starts a message over `slots` slots. `header.codec` is the wanted codec (choose_index decides);
-  /// units, index_bytes, digest are filled by `finish`.
+  /// Starts a message over `slots` slots. `header.codec` is the wanted codec (choose_index
+  /// decides); units, index_bytes, digest are filled by `finish`.
   void begin(const kernels::Table& table, const MessageHeader& header,
              std::span<const JobHeader> job_headers, std::uint64_t slots);
   /// Room for `bytes` more bytes of values; valid until the next call.
@@ -43,8 +43,8 @@ class MessageWriter {
   IndexCodec policy_ = IndexCodec::kBlocks;
   std::uint64_t slots_ = 0;
   std::uint64_t next_block_ = 0;
-  Buffer buffer_;  ///< headers and values, at the end the index too
-  Buffer index_;   ///< blocks so far
+  Buffer buffer_;                   ///< headers and values, at the end the index too
+  Buffer index_;                    ///< blocks so far
   std::vector<std::uint64_t> raw_;  ///< the first slots, in case they go raw
 };
 
@@ -54,9 +54,9 @@ struct Expected {
   std::uint32_t sequence = 0;
   std::uint16_t chunk = 0;
   std::uint16_t job_headers = 0;
-  std::uint64_t slots = 0;       ///< of the range that the message covers
-  std::uint64_t width = 1;       ///< elements per unit
-  DType dtype = DType::kF32;     ///< the tensor's; values are of it or of its sum_dtype
+  std::uint64_t slots = 0;    ///< of the range that the message covers
+  std::uint64_t width = 1;    ///< elements per unit
+  DType dtype = DType::kF32;  ///< the tensor's; values are of it or of its sum_dtype
   bool verify = true;
 };
 
@@ -67,8 +67,8 @@ struct ParsedMessage {
   std::span<const std::byte> index;
 };
 
-/// Checks length, version, digest and (by kind) place of a message; reads no index. Where kind, sequence or
-/// job headers are not those expected, the error is kMismatch: the peer is elsewhere.
+/// Checks length, version, digest and (by kind) place of a message; reads no index. Where kind,
+/// sequence or job headers are not those expected, the error is kMismatch: the peer is elsewhere.
 Result<ParsedMessage> parse_message(std::span<const std::byte> message, const Expected& expected);
 
 /// Job header `i` of a parsed message.

@@ -1,6 +1,6 @@
-// A set of units with values, in the form that all schemes compute on: runs of blocks, 16-bit offsets, values.
-// Place: codec, level 2. Offsets ascend within a block, blocks ascend. `values` may point into a received
-// message (then the set lives as long as that buffer) or into `storage`.
+// A set of units with values, in the form that all schemes compute on: runs of blocks, 16-bit
+// offsets, values. Place: codec, level 2. Offsets ascend within a block, blocks ascend. `values`
+// may point into a received message (then the set lives as long as that buffer) or into `storage`.
 #pragma once
 
 #include <cstdint>
@@ -25,9 +25,7 @@ struct SparseSet {
   const void* values = nullptr;  ///< units × width elements of values_dtype
   Buffer storage;
 
-  std::uint32_t units() const {
-    return runs.empty() ? 0 : runs.back().begin + runs.back().count;
-  }
+  std::uint32_t units() const { return runs.empty() ? 0 : runs.back().begin + runs.back().count; }
   void clear() {
     runs.clear();
     offsets.clear();

@@ -1,7 +1,8 @@
-// The engine: a queue of jobs, one thread that runs them in submission order over one driver, workspaces,
-// deadlines, and what is known of each tensor. Place: engine, level 5: the only mutable data of the first half.
-// Thread rules: every public call may come from any thread; jobs run on the engine's own thread, with DAZ
-// and FTZ cleared. Memory named by a JobSpec must live, untouched, until the job has ended. Never calls back.
+// The engine: a queue of jobs, one thread that runs them in submission order over one driver,
+// workspaces, deadlines, and what is known of each tensor. Place: engine, level 5: the only mutable
+// data of the first half. Thread rules: every public call may come from any thread; jobs run on the
+// engine's own thread, with DAZ and FTZ cleared. Memory named by a JobSpec must live, untouched,
+// until the job has ended. Never calls back.
 #pragma once
 
 #include <chrono>
@@ -22,17 +23,19 @@ namespace zensync {
 
 struct EngineOptions {
   SchemeId scheme = SchemeId::kAuto;
-  std::uint64_t max_bytes = 0;  ///< bound on the workspace of one job; 0: none
+  std::uint64_t max_bytes = 0;                  ///< bound on the workspace of one job; 0: none
   std::chrono::milliseconds deadline{1800000};  ///< for one job, from its start
-  WireOptions wire;             ///< codec and partition (tests, comparisons), digests on messages
+  WireOptions wire;  ///< codec and partition (tests, comparisons), digests on messages
 };
 
-/// One tensor to synchronise. DenseView: summed in place. CooView: the result is fetched from the Job.
+/// One tensor to synchronise. DenseView: summed in place. CooView: the result is fetched from the
+/// Job.
 struct JobSpec {
   std::string name;  ///< the tensor's name: its key, and what errors call it; equal on all ranks
   std::variant<DenseView, CooView> input;
   ReduceOp op = ReduceOp::kSum;
-  /// Whether the engine may answer Outcome::kUseDense (the caller then runs the group's all-reduce).
+  /// Whether the engine may answer Outcome::kUseDense (the caller then runs the group's
+  /// all-reduce).
   bool allow_dense = true;
   /// Where a tensor without counts starts.
   bool starts_dense = false;
@@ -40,7 +43,8 @@ struct JobSpec {
 
 enum class Outcome {
   kDone,      ///< the sum is in place (dense) or can be fetched (COO)
-  kUseDense,  ///< all ranks agreed to use the group's own all-reduce; nothing was changed or sent but headers
+  kUseDense,  ///< all ranks agreed to use the group's own all-reduce; nothing was changed or sent
+              ///< but headers
 };
 
 /// How one job went.
@@ -52,7 +56,7 @@ struct JobReport {
   std::uint64_t sent_bytes = 0;
   std::uint64_t received_bytes = 0;
   std::vector<std::uint64_t> chunk_ends;  ///< of the plan, in slots
-  double seconds = 0;             ///< from start to end on the engine's thread
+  double seconds = 0;                     ///< from start to end on the engine's thread
 };
 
 class Job {
@@ -65,14 +69,15 @@ class Job {
   virtual const Status& status() const = 0;
   virtual Outcome outcome() const = 0;
   virtual const JobReport& report() const = 0;
-  /// COO results: rows, ascending (int64), and values (rows × row_elems, in the tensor's dtype). Kept
-  /// until the Job is destroyed.
+  /// COO results: rows, ascending (int64), and values (rows × row_elems, in the tensor's dtype).
+  /// Kept until the Job is destroyed.
   virtual std::span<const std::int64_t> result_rows() const = 0;
   virtual std::span<const std::byte> result_values() const = 0;
 };
 
-/// A tensor that is about to go through the group's own all-reduce: all ranks check that they agree. When a
-/// probe is due (every 64th time) and `data` is not null, a sample of it is counted and shared.
+/// A tensor that is about to go through the group's own all-reduce: all ranks check that they
+/// agree. When a probe is due (every 64th time) and `data` is not null, a sample of it is counted
+/// and shared.
 struct DenseItem {
   std::string name;
   TensorSpec spec;
@@ -85,10 +90,11 @@ class Engine {
  public:
   virtual ~Engine() = default;
   virtual std::shared_ptr<Job> submit(JobSpec spec) = 0;
-  /// One small round in which all ranks agree on what they will reduce densely; a Job like any other.
+  /// One small round in which all ranks agree on what they will reduce densely; a Job like any
+  /// other.
   virtual std::shared_ptr<Job> agree(std::vector<DenseItem> items) = 0;
-  /// Whether the next job of `name` would be dense; a function of what travelled with ended jobs, so equal on
-  /// all ranks when they ask after the same jobs have ended.
+  /// Whether the next job of `name` would be dense; a function of what travelled with ended jobs,
+  /// so equal on all ranks when they ask after the same jobs have ended.
   virtual bool would_be_dense(const std::string& name, const TensorSpec& spec,
                               bool starts_dense) = 0;
   /// The first error of any job; ok while there was none. After an error every job fails with it.

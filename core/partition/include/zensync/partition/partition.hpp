@@ -1,11 +1,13 @@
-// Which rank sums which unit: a bijection between units and (owner, slot). Place: partition, level 2.
-// Pure arithmetic, no table, no memory of its own. `rotation` is the default: unit u of group q = u div n and
-// lane r = u mod n belongs to owner (r + rot(q)) mod n, slot q. Within a group every owner gets one unit,
-// so runs of non-zeros spread perfectly; the seeded rotation spreads strided patterns. `range` cuts
-// the tensor into n equal runs, as most published schemes do. `whole` (n = 1) is the identity.
-// In both kinds a block of slots of all owners covers one run (rotation) or n runs (range) of units.
+// Which rank sums which unit: a bijection between units and (owner, slot). Place: partition,
+// level 2. Pure arithmetic, no table, no memory of its own. `rotation` is the default: unit u of
+// group q = u div n and lane r = u mod n belongs to owner (r + rot(q)) mod n, slot q. Within a
+// group every owner gets one unit, so runs of non-zeros spread perfectly; the seeded rotation
+// spreads strided patterns. `range` cuts the tensor into n equal runs, as most published schemes
+// do. `whole` (n = 1) is the identity. In both kinds a block of slots of all owners covers one run
+// (rotation) or n runs (range) of units.
 #pragma once
 
+#include <compare>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -23,9 +25,9 @@ class Partition {
   /// `units` U ≥ 0 over `owners` n ≥ 1; `key` seeds the rotation.
   Partition(PartitionKind kind, std::uint64_t units, int owners, std::uint64_t key);
   /// One owner, slot = unit.
-  static Partition whole(std::uint64_t units) {
-    return {PartitionKind::kRange, units, 1, 0};
-  }
+  static Partition whole(std::uint64_t units) { return {PartitionKind::kRange, units, 1, 0}; }
+
+  auto operator<=>(const Partition&) const = default;
 
   PartitionKind kind() const { return kind_; }
   std::uint64_t units() const { return units_; }

@@ -1,7 +1,8 @@
 // The pure functions that choose how one tensor is synchronised. Place: plan, level 4.
-// A plan is a function of integers that every rank holds (shapes, and counts that travelled with earlier
-// jobs), never of clocks, so that all ranks and all repetitions choose alike. Only +, −, ×, ÷ and square
-// roots of doubles, which IEEE 754 rounds correctly everywhere. No state: TensorState belongs to the engine.
+// A plan is a function of integers that every rank holds (shapes, and counts that travelled with
+// earlier jobs), never of clocks, so that all ranks and all repetitions choose alike. Only +, −, ×,
+// ÷ and square roots of doubles, which IEEE 754 rounds correctly everywhere. No state: TensorState
+// belongs to the engine.
 #pragma once
 
 #include <cstdint>
@@ -24,8 +25,8 @@ std::uint64_t plan_digest(const Plan& plan);
 
 struct PlanOptions {
   SchemeId scheme = SchemeId::kAuto;
-  std::uint64_t max_bytes = 0;     ///< bound on workspace; 0: none
-  double to_dense_above = 0.15;    ///< largest density over ranks
+  std::uint64_t max_bytes = 0;   ///< bound on workspace; 0: none
+  double to_dense_above = 0.15;  ///< largest density over ranks
   double to_sparse_below = 0.10;
   bool single_chunk = false;
 };
@@ -53,12 +54,12 @@ void after_sparse(const TensorSpec& spec, const PlanOptions& options, KnownCount
 void after_dense(const TensorSpec& spec, const PlanOptions& options,
                  std::span<const JobHeader> headers, TensorState& state);
 
-/// Bytes that the busiest rank sends or receives, estimated from counts: overlap is modelled as chance within
-/// an effective support whose size makes the known union come out.
+/// Bytes that the busiest rank sends or receives, estimated from counts: overlap is modelled as
+/// chance within an effective support whose size makes the known union come out.
 double estimate_bytes(const TensorSpec& spec, int size, const KnownCounts& counts, SchemeId scheme);
 
-/// Parts per row: c minimises (1 + k·√(n/(m·c)))·(1 + c·i/w), for m non-zero rows of w bytes, i index bytes a
-/// unit; divides row_elems. `rows` = m.
+/// Parts per row: c minimises (1 + k·√(n/(m·c)))·(1 + c·i/w), for m non-zero rows of w bytes, i
+/// index bytes a unit; divides row_elems. `rows` = m.
 std::uint64_t choose_parts(const TensorSpec& spec, int size, double rows);
 
 }  // namespace zensync

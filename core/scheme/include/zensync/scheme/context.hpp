@@ -1,6 +1,7 @@
-// What a scheme works with: who it is, what the job is, where units come from and go to, and memory to work in.
-// Place: scheme, level 3. All pointers outlive the coroutine. A Workspace belongs to one engine and is used by
-// one job at a time; it only grows, so a warm job allocates nothing while counts do not grow.
+// What a scheme works with: who it is, what the job is, where units come from and go to, and memory
+// to work in. Place: scheme, level 3. All pointers outlive the coroutine. A Workspace belongs to
+// one engine and is used by one job at a time; it only grows, so a warm job allocates nothing while
+// counts do not grow.
 #pragma once
 
 #include <cstdint>
@@ -24,11 +25,11 @@ struct Workspace {
   Splitter split_owners;  ///< over n owners
   Splitter split_whole;   ///< over one
   Array<std::uint32_t> rel;
-  std::vector<MessageWriter> push[2];   ///< per owner; two generations: one may still be under way
+  std::vector<MessageWriter> push[2];  ///< per owner; two generations: one may still be under way
   MessageWriter pull[2];
-  std::vector<Buffer> received_push;    ///< per peer
+  std::vector<Buffer> received_push;  ///< per peer
   std::vector<Buffer> received_pull;
-  std::vector<SparseSet> sets;          ///< per peer, decoded
+  std::vector<SparseSet> sets;  ///< per peer, decoded
   SparseSet sums;
   SparseSet other;
   SparseSet spare;
@@ -50,15 +51,15 @@ struct SchemeContext {
   Rank rank;
   const Topology* topology = nullptr;  ///< (host, local rank) of every rank
   JobHeader job;
-  std::string tensor;                  ///< name for errors
+  std::string tensor;  ///< name for errors
   TensorSpec spec;
   Plan plan;
   WireOptions wire;
   UnitSource* source = nullptr;
   UnitSink* sink = nullptr;
-  void* dense_data = nullptr;          ///< dense_ring only
+  void* dense_data = nullptr;  ///< dense_ring only
   Workspace* workspace = nullptr;
-  KnownCounts* counts = nullptr;       ///< filled by the scheme; equal on all ranks afterwards
+  KnownCounts* counts = nullptr;  ///< filled by the scheme; equal on all ranks afterwards
 
   int size() const { return topology->size(); }
   std::uint64_t units() const { return spec.elems() / plan.width; }
@@ -70,14 +71,15 @@ struct SchemeContext {
 
 /// Push to owners, add in rank order, pull: two messages per pair of ranks and chunk.
 SchemeTask balanced(SchemeContext& context);
-/// Halves of ever larger blocks of ranks exchange their sums; ranks beyond a power of two are folded first.
+/// Halves of ever larger blocks of ranks exchange their sums; ranks beyond a power of two are
+/// folded first.
 SchemeTask recursive_doubling(SchemeContext& context);
 /// Everybody sends all its units to everybody and adds them all, in rank order.
 SchemeTask agsparse(SchemeContext& context);
 /// A ring over all elements: reduce-scatter, then all-gather. Dense-stored tensors only.
 SchemeTask dense_ring(SchemeContext& context);
-/// One round of headers, before the group's own all-reduce. `mine` and `theirs` are in order of items; theirs
-/// is [peer][item] and filled on success.
+/// One round of headers, before the group's own all-reduce. `mine` and `theirs` are in order of
+/// items; theirs is [peer][item] and filled on success.
 SchemeTask agree(SchemeContext& context, const std::vector<JobHeader>& mine,
                  const std::vector<std::string>& names,
                  std::vector<std::vector<JobHeader>>& theirs);

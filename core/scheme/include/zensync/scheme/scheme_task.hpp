@@ -1,7 +1,7 @@
-// The coroutine that a scheme is. It yields a pointer to an Exchange and goes on when that has been performed;
-// it ends with a Status. Place: scheme, level 3. Owner: whoever runs it; not thread-safe; one resume at a time.
-// A driver's failure is not told to the scheme: whoever runs it destroys the coroutine, which owns nothing
-// but references.
+// The coroutine that a scheme is. It yields a pointer to an Exchange and goes on when that has been
+// performed; it ends with a Status. Place: scheme, level 3. Owner: whoever runs it; not
+// thread-safe; one resume at a time. A driver's failure is not told to the scheme: whoever runs it
+// destroys the coroutine, which owns nothing but references.
 #pragma once
 
 #include <coroutine>

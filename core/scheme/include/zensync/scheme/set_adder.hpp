@@ -1,7 +1,8 @@
 // Adds sets of units in a fixed order. Place: scheme, level 3.
-// Block by block: the union of the sets' offsets as a bitmap of 2 KiB, a table from offset to place, then one
-// scatter-add per set, in order. Work is O(units received + blocks met): blocks that nobody sent cost nothing,
-// so no memory or time grows with the number of slots. Sums start from +0.0; cancelled units stay members.
+// Block by block: the union of the sets' offsets as a bitmap of 2 KiB, a table from offset to
+// place, then one scatter-add per set, in order. Work is O(units received + blocks met): blocks
+// that nobody sent cost nothing, so no memory or time grows with the number of slots. Sums start
+// from +0.0; cancelled units stay members.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +16,9 @@ namespace zensync {
 
 class SetAdder {
  public:
-  /// out = sets[0] + sets[1] + … (in this order, per element), units of `width` elements; all sets have values
-  /// of `dtype` or of sum_dtype(dtype); out.values_dtype = sum_dtype(dtype), values in out.storage.
+  /// out = sets[0] + sets[1] + … (in this order, per element), units of `width` elements; all sets
+  /// have values of `dtype` or of sum_dtype(dtype); out.values_dtype = sum_dtype(dtype), values in
+  /// out.storage.
   void add(const kernels::Table& table, std::span<const SparseSet* const> sets, std::uint64_t width,
            DType dtype, SparseSet& out);
 

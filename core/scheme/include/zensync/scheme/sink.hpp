@@ -1,6 +1,7 @@
-// Where sums go: into the caller's dense tensor, or into a growing COO result. Place: scheme, level 3.
-// Only the union is written. A COO sink keeps what it was given until `end_chunk`, so the sets put since the
-// last call must still be there then. Counts the union and its histogram on the way (equal on all ranks).
+// Where sums go: into the caller's dense tensor, or into a growing COO result. Place: scheme,
+// level 3. Only the union is written. A COO sink keeps what it was given until `end_chunk`, so the
+// sets put since the last call must still be there then. Counts the union and its histogram on the
+// way (equal on all ranks).
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,7 @@
-// Where a rank's units come from. Place: scheme, level 3. A view: the caller's memory, nothing owned.
-// Two kinds: scanned (dense-stored; each range is searched for non-zero units as it is needed, so that
-// values are still in the cache when they are encoded) and listed (rows known beforehand: COO, `rows=`).
+// Where a rank's units come from. Place: scheme, level 3. A view: the caller's memory, nothing
+// owned. Two kinds: scanned (dense-stored; each range is searched for non-zero units as it is
+// needed, so that values are still in the cache when they are encoded) and listed (rows known
+// beforehand: COO, `rows=`).
 #pragma once
 
 #include <cstddef>
@@ -16,7 +17,7 @@ namespace zensync {
 struct Found {
   const void* base = nullptr;  ///< unit i lies at base + at × unit_bytes
   std::size_t count = 0;
-  bool packed = false;         ///< at = order among the found; else at = place relative to the range
+  bool packed = false;  ///< at = order among the found; else at = place relative to the range
 };
 
 /// Rows known beforehand: `rows[i]`, ascending and distinct, each `parts` units.
@@ -30,9 +31,10 @@ class UnitSource {
  public:
   /// Dense-stored, to be searched; the search writes +0.0 over −0.0.
   static UnitSource scanned(void* data, std::uint64_t width, DType dtype);
-  /// The units of `list`; values packed in its order, or (`dense`) at their places in a dense tensor.
-  static UnitSource listed(const void* values, const RowList& list, std::uint64_t width, DType dtype,
-                           bool dense);
+  /// The units of `list`; values packed in its order, or (`dense`) at their places in a dense
+  /// tensor.
+  static UnitSource listed(const void* values, const RowList& list, std::uint64_t width,
+                           DType dtype, bool dense);
 
   DType dtype() const { return dtype_; }
   std::uint64_t width() const { return width_; }

@@ -1,6 +1,7 @@
 // How many bytes a scheme sends, from counts alone. Place: scheme, level 3. Pure.
-// From exact counts (ExactCounts) the result equals, byte for byte, what passes a counting driver: message
-// headers, job headers and frame prefixes included. The planner gives estimated counts to the same functions.
+// From exact counts (ExactCounts) the result equals, byte for byte, what passes a counting driver:
+// message headers, job headers and frame prefixes included. The planner gives estimated counts to
+// the same functions.
 #pragma once
 
 #include <cstdint>
@@ -38,7 +39,7 @@ class ExactCounts : public UnitCounts {
   std::uint64_t units(std::span<const int> ranks, const SlotRange& range) const override;
 
  private:
-  using CacheKey = std::pair<std::vector<int>, const Partition*>;
+  using CacheKey = std::pair<std::vector<int>, Partition>;
   const std::vector<std::uint64_t>& slots(std::span<const int> ranks, const SlotRange& range) const;
   std::vector<std::vector<UnitId>> units_of_rank_;
   mutable std::map<CacheKey, std::vector<std::vector<std::uint64_t>>> cache_;

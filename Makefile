@@ -1,0 +1,41 @@
+# The commands of zensync. `make` alone lists them.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+BIN := .venv/bin
+DEMO_ARGS ?=
+
+.PHONY: help setup demo test test-all asan-ubsan tsan format clang-tidy wheel clean
+
+help:  ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
+
+setup:  ## system packages (as root), .venv, zensync in it; quick when nothing changed
+	@scripts/setup.sh
+
+demo: setup  ## trains on real text, dense, sparse and zensync side by side (DEMO_ARGS="--json FILE")
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/zensync demo $(DEMO_ARGS)
+
+test: setup  ## C++ and Python tests, types, style
+	@scripts/test.sh
+
+test-all: test asan-ubsan tsan  ## test, then the C++ tests under the sanitizers
+
+asan-ubsan: setup  ## C++ tests under the address and undefined-behaviour sanitizers
+	@scripts/sanitize.sh asan-ubsan
+
+tsan: setup  ## C++ tests under the thread sanitizer
+	@scripts/sanitize.sh tsan
+
+format: setup  ## formats C++ and Python
+	@git ls-files -co --exclude-standard -- '*.cpp' '*.hpp' | xargs $(BIN)/clang-format -i
+	@$(BIN)/ruff format . && $(BIN)/ruff check --fix .
+
+clang-tidy: setup  ## static analysis of the core (needs clang-tidy)
+	@PATH="$(CURDIR)/$(BIN):$$PATH" cmake --preset dev
+	@git ls-files -co --exclude-standard -- 'core/*/src/*.cpp' | xargs clang-tidy -quiet -p build/dev
+
+wheel: setup  ## a wheel in dist/
+	@$(BIN)/python -m build --wheel
+
+clean:  ## removes what was built, not .venv
+	@rm -rf build dist
