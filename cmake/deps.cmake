@@ -106,7 +106,6 @@ function(zensync_find_hwy)
     zensync_hwy_from_source()
   endif()
   add_library(zensync::hwy ALIAS zensync_hwy)
-  add_library(PkgConfig::HWY ALIAS zensync_hwy)
 endfunction()
 
 find_package(Threads REQUIRED)

@@ -129,7 +129,7 @@ double time_coalesce(std::span<const std::int64_t> indices, const float* values,
   static thread_local Array<std::uint64_t> rows;
   static thread_local Buffer sums;
   const auto start = Clock::now();
-  kernels::coalesce(kernels::active(), indices, values, row_elems, DType::kF32, scratch, rows,
+  kernels::coalesce(kernels::active(), {indices, values, row_elems, DType::kF32}, scratch, rows,
                     sums);
   return seconds_since(start);
 }

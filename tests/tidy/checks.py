@@ -19,6 +19,7 @@ MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
 MAX_KERNEL_LINES = 100
 MAX_PARAMETERS = 5
+MAX_KERNEL_PARAMETERS = 6  # plain loops over arrays: a struct would hide what they read
 
 LEVELS = {
     "base": 0, "kernels": 1, "partition": 2, "codec": 2, "scheme": 3, "delta": 3, "plan": 4,
@@ -76,8 +77,9 @@ def cpp_functions(root: Path) -> Iterator[Finding]:
             where = f"{place}:{function.name}"
             if function.lines > limit:
                 yield Finding("function-lines", where, f"{function.lines} lines (≤ {limit})")
-            if function.parameters > MAX_PARAMETERS:
-                text_ = f"{function.parameters} parameters (≤ {MAX_PARAMETERS})"
+            most = MAX_KERNEL_PARAMETERS if place.startswith("core/kernels/") else MAX_PARAMETERS
+            if function.parameters > most:
+                text_ = f"{function.parameters} parameters (≤ {most})"
                 yield Finding("parameters", where, text_)
 
 

@@ -1,7 +1,7 @@
 // exchange_main RANKS BYTES ITERATIONS [threads|processes] [native|loopback]
-// Times exchanges between ranks on this machine and prints rank 0's figures; a tool for work on drivers.
-// Place: a surface, so it may print. Ranks are processes (default) or threads; they meet over 127.0.0.1
-// through files in a temporary folder, which it removes.
+// Times exchanges between ranks on this machine and prints rank 0's figures; a tool for work on
+// drivers. Place: a surface, so it may print. Ranks are processes (default) or threads; they meet
+// over 127.0.0.1 through files in a temporary folder, which it removes.
 #include <sys/wait.h>
 #include <unistd.h>
 

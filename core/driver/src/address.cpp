@@ -1,7 +1,7 @@
 // Which local address peers should use: that of a named interface, or the one that reaches a host.
-// Place: driver, level 4. Asks the system only; no packet leaves (connecting a UDP socket merely picks a
-// route). Called at start, on the caller's thread; blocks while a name is resolved.
-// Fails with kUnsupported: no such interface, no address on it, unknown host, no route.
+// Place: driver, level 4. Asks the system only; no packet leaves (connecting a UDP socket merely
+// picks a route). Called at start, on the caller's thread; blocks while a name is resolved. Fails
+// with kUnsupported: no such interface, no address on it, unknown host, no route.
 #include <arpa/inet.h>
 #include <ifaddrs.h>
 #include <net/if.h>
@@ -59,9 +59,8 @@ Result<std::string> address_on_route(const addrinfo& target) {
   if (handle < 0) return unusable("cannot make a socket", text_of(errno));
   sockaddr_storage local{};
   socklen_t size_bytes = sizeof local;
-  const bool done =
-      ::connect(handle, target.ai_addr, target.ai_addrlen) == 0 &&
-      ::getsockname(handle, reinterpret_cast<sockaddr*>(&local), &size_bytes) == 0;
+  const bool done = ::connect(handle, target.ai_addr, target.ai_addrlen) == 0 &&
+                    ::getsockname(handle, reinterpret_cast<sockaddr*>(&local), &size_bytes) == 0;
   const int number = errno;
   ::close(handle);
   if (!done) return unusable("no route", text_of(number));

@@ -21,8 +21,9 @@ bool is_peer(Rank peer, Rank self, int size) {
 Status check_exchange(const Exchange& exchange, Rank self, int size) {
   for (const Send& send : exchange.sends) {
     if (!is_peer(send.to, self, size)) {
-      return invalid(self, "send to rank " + std::to_string(send.to.value) + ": not a peer of rank " +
-                               std::to_string(self.value) + " of " + std::to_string(size));
+      return invalid(self, "send to rank " + std::to_string(send.to.value) +
+                               ": not a peer of rank " + std::to_string(self.value) + " of " +
+                               std::to_string(size));
     }
     if (send.message.size() > kMaxMessageBytes) {
       return invalid(self, "a message of " + std::to_string(send.message.size()) +
@@ -71,8 +72,11 @@ Error deadline_error(Rank self, const std::vector<int>& delivering,
 }
 
 Error lost_error(Rank self, Rank peer, const std::string& how) {
-  return Error{ErrorKind::kPeerLost, "rank " + std::to_string(peer.value) + " went away: " + how,
-               self, peer, {}};
+  return Error{ErrorKind::kPeerLost,
+               "rank " + std::to_string(peer.value) + " went away: " + how,
+               self,
+               peer,
+               {}};
 }
 
 Error too_long_error(Rank self, Rank peer, std::uint64_t length_bytes,
@@ -81,7 +85,9 @@ Error too_long_error(Rank self, Rank peer, std::uint64_t length_bytes,
                "rank " + std::to_string(peer.value) + " announced a message of " +
                    std::to_string(length_bytes) + " bytes where at most " +
                    std::to_string(capacity_bytes) + " can be expected",
-               self, peer, {}};
+               self,
+               peer,
+               {}};
 }
 
 Error reported_by(Rank self, Error why) {

@@ -1,8 +1,9 @@
 // A decorator that counts, from the outside, what passes through a driver.
 // Place: driver, level 4. Owns the inner driver; used by the inner driver's thread, `abort` by any.
-// It adds up lengths of messages plus prefixes and never asks the inner driver, so that a test can hold
-// its figures against the inner `wire_count` and against a scheme's `traffic`. Sends count when they are
-// handed over, receives when the exchange has succeeded. Errors are the inner driver's, unchanged.
+// It adds up lengths of messages plus prefixes and never asks the inner driver, so that a test can
+// hold its figures against the inner `wire_count` and against a scheme's `traffic`. Sends count
+// when they are handed over, receives when the exchange has succeeded. Errors are the inner
+// driver's, unchanged.
 #include "zensync/driver/counting.hpp"
 
 #include <utility>

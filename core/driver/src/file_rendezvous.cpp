@@ -1,9 +1,10 @@
 // A Rendezvous of files: one file per key in a folder that all ranks reach.
-// Place: driver, level 4. Owns nothing but the folder's name; files stay behind on purpose, as other ranks
-// may still want them. One object per thread; any number of processes and threads may share a folder.
-// A value is written to a temporary file and then appears at once, by rename or (first value) by link, so a
-// reader never sees half of one. Writers hold a lock on the folder, which the system drops if they die.
-// Fails with kDeadline (`wait`) and kUnsupported (the folder cannot be read or written).
+// Place: driver, level 4. Owns nothing but the folder's name; files stay behind on purpose, as
+// other ranks may still want them. One object per thread; any number of processes and threads may
+// share a folder. A value is written to a temporary file and then appears at once, by rename or
+// (first value) by link, so a reader never sees half of one. Writers hold a lock on the folder,
+// which the system drops if they die. Fails with kDeadline (`wait`) and kUnsupported (the folder
+// cannot be read or written).
 #include <fcntl.h>
 #include <sys/file.h>
 #include <unistd.h>
@@ -162,8 +163,8 @@ class FileRendezvous final : public Rendezvous {
     return {};
   }
 
-  /// kFirst leaves a value that somebody else wrote first: `link` refuses an existing name, which holds
-  /// even on network file systems that do not keep the folder's lock.
+  /// kFirst leaves a value that somebody else wrote first: `link` refuses an existing name, which
+  /// holds even on network file systems that do not keep the folder's lock.
   Status write(const std::string& key, const std::string& value, Mode mode) {
     const fs::path path = folder_ / file_name(key);
     const fs::path fresh = folder_ / temporary_name();
@@ -174,8 +175,8 @@ class FileRendezvous final : public Rendezvous {
       if (!file) return failed("write", fresh, errno);
     }
     const bool first = mode == Mode::kFirst;
-    const int done = first ? ::link(fresh.c_str(), path.c_str())
-                           : std::rename(fresh.c_str(), path.c_str());
+    const int done =
+        first ? ::link(fresh.c_str(), path.c_str()) : std::rename(fresh.c_str(), path.c_str());
     const int number = done == 0 || (first && errno == EEXIST) ? 0 : errno;
     if (first || number != 0) ::unlink(fresh.c_str());
     if (number != 0) return failed("write", path, number);

@@ -1,9 +1,10 @@
 // Ranks that are threads of one process: one world of mailboxes, a queue per pair of ranks.
-// Place: driver, level 4. The world is owned by all its drivers together; one mutex guards it, each rank
-// waits on its own condition variable, and messages are copied outside the lock. Messages are copied when
-// sent, so memory is free again at once; buffers are used again, so a warm exchange allocates nothing.
-// Fails with kDeadline, kPeerLost (a driver was destroyed while a message from it is awaited),
-// kCorruptMessage (longer than the Recv allows) and whatever a rank gave to `abort`.
+// Place: driver, level 4. The world is owned by all its drivers together; one mutex guards it, each
+// rank waits on its own condition variable, and messages are copied outside the lock. Messages are
+// copied when sent, so memory is free again at once; buffers are used again, so a warm exchange
+// allocates nothing. Fails with kDeadline, kPeerLost (a driver was destroyed while a message from
+// it is awaited), kCorruptMessage (longer than the Recv allows) and whatever a rank gave to
+// `abort`.
 #include "zensync/driver/loopback.hpp"
 
 #include <condition_variable>

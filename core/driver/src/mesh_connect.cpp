@@ -1,10 +1,10 @@
 // Opens the connections of a native mesh: listener, connects, accepts, handshakes.
 // Place: driver, level 4, private. All on the caller's thread, inside `connect_mesh`; a Link (one
-// half-open connection) is owned by its pending handlers, the Connector by `connect_mesh`, and the loop at
-// the end lets every handler go before the Connector does.
-// The connecting side says hello first. Whoever sends something else, a wrong token, or nothing for 2 s is
-// a stranger: it is closed without a word and accepting goes on. A hello with the right token but other
-// settings is kMismatch, and is answered, so that both sides know.
+// half-open connection) is owned by its pending handlers, the Connector by `connect_mesh`, and the
+// loop at the end lets every handler go before the Connector does. The connecting side says hello
+// first. Whoever sends something else, a wrong token, or nothing for 2 s is a stranger: it is
+// closed without a word and accepting goes on. A hello with the right token but other settings is
+// kMismatch, and is answered, so that both sides know.
 #include "mesh_connect.hpp"
 
 #include <algorithm>
@@ -40,7 +40,7 @@ class Connector {
   Connector(const NativeMeshOptions& options, const MeshRecords& records, MeshAcceptor& acceptor)
       : options_(options), records_(records), acceptor_(acceptor) {
     const MeshRecord& own = records.ranks[index(options.rank)];
-    ours_ = Hello{kWireVersion,   options.size,         options.rank.value,
+    ours_ = Hello{kWireVersion,  options.size,         options.rank.value,
                   records.token, settings_digest(own), host_digest(own)};
     for (int rank = 0; rank < options.size; ++rank) sockets_.emplace_back(acceptor.get_executor());
   }
@@ -222,7 +222,8 @@ class Connector {
     failure_ = make_error(ErrorKind::kMismatch,
                           "rank " + std::to_string(hello.rank) +
                               " greets with another version, n or settings than it published; "
-                              "here: \"" + own.format + "\", \"" + own.settings + "\"",
+                              "here: \"" +
+                              own.format + "\", \"" + own.settings + "\"",
                           peer);
     return false;
   }

@@ -1,8 +1,8 @@
 // The sending half of one connection of the native mesh, and how it ends. The receiving half is in
-// mesh_read.cpp. Place: driver, level 4, private. Memory of queued messages is the caller's until they
-// are written or `detach` is called. Runs on the thread that runs the io_context.
-// A send is tried at once, prefixes and payloads gathered into one call; only what the system does not
-// take waits for room. A failing write ends the connection, but first what the peer may have said is
+// mesh_read.cpp. Place: driver, level 4, private. Memory of queued messages is the caller's until
+// they are written or `detach` is called. Runs on the thread that runs the io_context. A send is
+// tried at once, prefixes and payloads gathered into one call; only what the system does not take
+// waits for room. A failing write ends the connection, but first what the peer may have said is
 // looked for: a peer that aborts and closes makes our writes fail before its reason has been read.
 #include "mesh_peer.hpp"
 
@@ -241,7 +241,7 @@ void MeshPeer::shutdown_send() {
 }
 
 bool MeshPeer::drain() {
-  if (!socket_.is_open()) return true;
+  if (ended_) return true;
   for (int reads = 0; reads < kDrainReads; ++reads) {
     asio::error_code error;
     socket_.receive(asio::buffer(staging_.get(), kStagingBytes), 0, error);
@@ -253,7 +253,10 @@ bool MeshPeer::drain() {
 #if defined(__linux__)
   int unsent_bytes = 0;
   if (::ioctl(socket_.native_handle(), SIOCOUTQ, &unsent_bytes) != 0) return true;
-  return unsent_bytes == 0;
+  if (unsent_bytes == 0) return true;
+  asio::error_code reset;  // a connection that was reset keeps its count for ever
+  socket_.remote_endpoint(reset);
+  return static_cast<bool>(reset);
 #else
   return true;
 #endif

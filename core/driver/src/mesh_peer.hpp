@@ -1,9 +1,10 @@
 // One connection of the native mesh: framed send and receive as two state machines over a socket.
-// Place: driver, level 4, private to the native mesh; `native_mesh.cpp` drives it, `mesh_connect.cpp`
-// makes the socket. A MeshPeer owns its socket and 64 KiB of staging; messages and Buffers are the
-// caller's. One thread at a time, the one that runs the io_context. It reports to MeshShared: what is
-// still open, and the first failure (a lost peer, a message that is too long, an abort that came).
-// Bytes are read ahead of their Recv only as far as staging goes; the rest is TCP's back-pressure.
+// Place: driver, level 4, private to the native mesh; `native_mesh.cpp` drives it,
+// `mesh_connect.cpp` makes the socket. A MeshPeer owns its socket and 64 KiB of staging; messages
+// and Buffers are the caller's. One thread at a time, the one that runs the io_context. It reports
+// to MeshShared: what is still open, and the first failure (a lost peer, a message that is too
+// long, an abort that came). Bytes are read ahead of their Recv only as far as staging goes; the
+// rest is TCP's back-pressure.
 #pragma once
 
 #include <array>
@@ -60,7 +61,8 @@ class MeshPeer {
   /// Watches the connection from now on.
   void start() { arm_read(); }
 
-  /// Both only note; `write` and `read_staged` go to work. `recv` must live until the exchange ends.
+  /// Both only note; `write` and `read_staged` go to work. `recv` must live until the exchange
+  /// ends.
   void post_recv(const Recv& recv);
   void post_send(std::span<const std::byte> message);
   /// Hands to the system what it takes at once and waits for room for the rest.
@@ -73,13 +75,14 @@ class MeshPeer {
   bool has_sends() const { return out_head_ < out_.size(); }
   bool ended() const { return ended_; }
 
-  /// Ends all use of the callers' memory: copies the rest of a message that is half written (the frames
-  /// behind it need it) and drops the others and all Recvs.
+  /// Ends all use of the callers' memory: copies the rest of a message that is half written (the
+  /// frames behind it need it) and drops the others and all Recvs.
   void detach();
   /// From here on what comes in is dropped; `frame` goes out behind what must go before it.
   void begin_farewell(std::span<const std::byte> frame);
   bool farewell_written() const { return ended_ || last_written_bytes_ == last_bytes_.size(); }
-  /// The word that makes the end of this connection no fault; left out if messages are still queued.
+  /// The word that makes the end of this connection no fault; left out if messages are still
+  /// queued.
   void send_goodbye();
   /// Says that nothing more will be sent.
   void shutdown_send();

@@ -1,9 +1,9 @@
-// The receiving half of one connection of the native mesh; the rest of MeshPeer is in mesh_peer.cpp.
-// Place: driver, level 4, private. Bytes land in staging first; once a message has begun, one call fills
-// the rest of its Buffer and staging behind it. A prefix is checked against Recv::capacity_bytes before
-// anything is stored. Runs on the thread that runs the io_context.
-// While staging has room the connection is watched even if nothing is awaited from it, so that an abort
-// or the end of a peer is seen by ranks that wait for somebody else.
+// The receiving half of one connection of the native mesh; the rest of MeshPeer is in
+// mesh_peer.cpp. Place: driver, level 4, private. Bytes land in staging first; once a message has
+// begun, one call fills the rest of its Buffer and staging behind it. A prefix is checked against
+// Recv::capacity_bytes before anything is stored. Runs on the thread that runs the io_context.
+// While staging has room the connection is watched even if nothing is awaited from it, so that an
+// abort or the end of a peer is seen by ranks that wait for somebody else.
 #include <algorithm>
 #include <asio/error.hpp>
 #include <cstring>
@@ -29,8 +29,8 @@ void MeshPeer::read() {
     const std::size_t room_bytes = parts[0].size() + parts[1].size();
     if (room_bytes == 0) return;  // left to TCP until a Recv makes room
     asio::error_code error;
-    const std::size_t count =
-        in_message_ ? socket_.receive(parts, 0, error) : socket_.receive(asio::buffer(parts[1]), 0, error);
+    const std::size_t count = in_message_ ? socket_.receive(parts, 0, error)
+                                          : socket_.receive(asio::buffer(parts[1]), 0, error);
     if (error == asio::error::interrupted) continue;
     if (error == asio::error::would_block || error == asio::error::try_again) break;
     if (error) {
@@ -143,7 +143,9 @@ bool MeshPeer::take_control(const FramePrefix& prefix) {
     shared_.fail(Error{ErrorKind::kCorruptMessage,
                        "rank " + std::to_string(rank_.value) + " sent a frame of no known kind (" +
                            std::to_string(prefix.kind) + ")",
-                       shared_.self, rank_, {}});
+                       shared_.self,
+                       rank_,
+                       {}});
   }
   return false;
 }

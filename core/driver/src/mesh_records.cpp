@@ -1,8 +1,9 @@
-// What ranks of a native mesh tell each other through the Rendezvous: address, host, settings, token.
-// Place: driver, level 4, private. Blocking calls on the caller's thread; owns nothing.
-// Keys: NAME/token and NAME/rank/R. A record is lines of text; the settings come last, so they may hold
-// any text. All ranks compare everybody with rank 0 and so report the same mismatch with both texts.
-// Fails with kDeadline, kMismatch, kCorruptMessage (a record that is none) and the Rendezvous' errors.
+// What ranks of a native mesh tell each other through the Rendezvous: address, host, settings,
+// token. Place: driver, level 4, private. Blocking calls on the caller's thread; owns nothing.
+// Keys: NAME/token and NAME/rank/R. A record is lines of text; the settings come last, so they may
+// hold any text. All ranks compare everybody with rank 0 and so report the same mismatch with both
+// texts. Fails with kDeadline, kMismatch, kCorruptMessage (a record that is none) and the
+// Rendezvous' errors.
 #include "mesh_records.hpp"
 
 #include <sys/stat.h>
@@ -56,10 +57,9 @@ Result<MeshRecord> parse_record(const std::string& text, Rank rank) {
   const char* end = lines[2].data() + lines[2].size();
   const auto parsed = std::from_chars(lines[2].data(), end, record.port);
   if (!good || parsed.ec != std::errc() || parsed.ptr != end) {
-    return make_error(ErrorKind::kCorruptMessage,
-                      "what rank " + std::to_string(rank.value) +
-                          " published is no record of a mesh",
-                      rank);
+    return make_error(
+        ErrorKind::kCorruptMessage,
+        "what rank " + std::to_string(rank.value) + " published is no record of a mesh", rank);
   }
   return record;
 }
@@ -160,7 +160,8 @@ Result<MeshRecords> exchange_records(const NativeMeshOptions& options, std::uint
     if (!record.ok()) return record.error();
     all.ranks.push_back(std::move(record.value()));
     status = compare(all.ranks.back(), all.ranks.front(), Rank{rank});
-    // A rank that differs from rank 0 need not wait for the others (with another n: may never see them).
+    // A rank that differs from rank 0 need not wait for the others (with another n: may never see
+    // them).
     if (status.ok() && rank == 0) status = compare(own, all.ranks.front(), options.rank);
     if (!status.ok()) return status.error();
   }

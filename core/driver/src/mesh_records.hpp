@@ -1,7 +1,7 @@
 // What ranks of a native mesh tell each other through the Rendezvous before they connect.
-// Place: driver, level 4, private. Blocking calls on the caller's thread; values only, nothing is kept.
-// Fails with kDeadline (names the ranks that did not come), kMismatch (both texts) and whatever the
-// Rendezvous itself reports.
+// Place: driver, level 4, private. Blocking calls on the caller's thread; values only, nothing is
+// kept. Fails with kDeadline (names the ranks that did not come), kMismatch (both texts) and
+// whatever the Rendezvous itself reports.
 #pragma once
 
 #include <cstdint>
@@ -38,7 +38,8 @@ std::uint64_t host_digest(const MeshRecord& record);
 /// Hosts numbered in the order in which their first rank comes.
 Topology topology_of(const std::vector<MeshRecord>& ranks);
 
-/// Text that is equal on ranks that share a host's kernel and its network: (boot id, network namespace).
+/// Text that is equal on ranks that share a host's kernel and its network: (boot id, network
+/// namespace).
 std::string default_host_id();
 
 /// Time left until `deadline` in whole milliseconds, never negative.

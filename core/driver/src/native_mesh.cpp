@@ -1,9 +1,10 @@
 // The native mesh as a Driver: runs the connections of one rank inside `exchange` and `flush`.
-// Place: driver, level 4. Owns the io_context and all connections; messages and Buffers are the caller's.
-// `driving_` is held by whichever thread runs the io_context, normally the driver's own; `abort` from
-// another thread leaves its reason, wakes the loop, and does the work itself only if nobody is in the loop.
-// Fails with kDeadline, kPeerLost, kCorruptMessage, kInvalid, kCapacity (no memory) and any error that a
-// peer aborted with. The first error stays: it is remembered and returned by every later call.
+// Place: driver, level 4. Owns the io_context and all connections; messages and Buffers are the
+// caller's. `driving_` is held by whichever thread runs the io_context, normally the driver's own;
+// `abort` from another thread leaves its reason, wakes the loop, and does the work itself only if
+// nobody is in the loop. Fails with kDeadline, kPeerLost, kCorruptMessage, kInvalid, kCapacity (no
+// memory) and any error that a peer aborted with. The first error stays: it is remembered and
+// returned by every later call.
 #include "zensync/driver/native_mesh.hpp"
 
 #include <asio/executor_work_guard.hpp>
@@ -68,9 +69,9 @@ class NativeMesh final : public Driver {
     for (std::size_t rank = 0; rank < peers_.size(); ++rank) {
       const Rank peer{static_cast<int>(rank)};
       if (peer == options_.rank) continue;
-      peers_[rank] = std::make_unique<MeshPeer>(
-          peer, std::move(sockets.value()[rank]), shared_,
-          std::span<HandlerMemory, 2>(memory_.data() + 2 * rank, 2));
+      peers_[rank] =
+          std::make_unique<MeshPeer>(peer, std::move(sockets.value()[rank]), shared_,
+                                     std::span<HandlerMemory, 2>(memory_.data() + 2 * rank, 2));
       peers_[rank]->start();
     }
     return {};
@@ -95,9 +96,8 @@ class NativeMesh final : public Driver {
   }
 
   Status flush(Clock::time_point deadline) override {
-    return guarded([&] {
-      drive(deadline, [this] { return shared_.old_sends + shared_.new_sends == 0; });
-    });
+    return guarded(
+        [&] { drive(deadline, [this] { return shared_.old_sends + shared_.new_sends == 0; }); });
   }
 
   void abort(const Error& why) override {
@@ -117,7 +117,8 @@ class NativeMesh final : public Driver {
   }
 
  private:
-  /// Runs `work` as the one thread that drives, and turns what it left in `shared_` into the result.
+  /// Runs `work` as the one thread that drives, and turns what it left in `shared_` into the
+  /// result.
   template <class Work>
   Status guarded(Work work) {
     const std::lock_guard lock(driving_);
@@ -125,8 +126,8 @@ class NativeMesh final : public Driver {
     try {
       work();
     } catch (const std::bad_alloc&) {
-      shared_.fail(Error{ErrorKind::kCapacity, "no memory for a message", options_.rank,
-                         options_.rank, {}});
+      shared_.fail(
+          Error{ErrorKind::kCapacity, "no memory for a message", options_.rank, options_.rank, {}});
     } catch (const std::exception& error) {
       shared_.fail(Error{ErrorKind::kInternal, error.what(), options_.rank, options_.rank, {}});
     }
@@ -233,8 +234,8 @@ class NativeMesh final : public Driver {
       if (!written && context_.run_one_until(limit) == 0 && Clock::now() >= limit) break;
     }
     for_each_peer([](MeshPeer& peer) { peer.shutdown_send(); });
-    // Closing with bytes unread, or while more come in, resets the connection and can destroy what has
-    // not arrived yet: so first drop what comes in until the peers' systems have everything.
+    // Closing with bytes unread, or while more come in, resets the connection and can destroy what
+    // has not arrived yet: so first drop what comes in until the peers' systems have everything.
     bool drained = false;
     while (!drained && Clock::now() < limit) {
       drained = true;
@@ -244,7 +245,8 @@ class NativeMesh final : public Driver {
     for_each_peer([](MeshPeer& peer) { peer.close(); });
   }
 
-  /// The end in good order. The system delivers what is still on its way; nothing may be left unread.
+  /// The end in good order. The system delivers what is still on its way; nothing may be left
+  /// unread.
   void say_goodbye() {
     for_each_peer([](MeshPeer& peer) {
       peer.send_goodbye();
@@ -257,7 +259,8 @@ class NativeMesh final : public Driver {
   const NativeMeshOptions options_;
   Topology topology_;
   MeshShared shared_;
-  // Declared in this order because sockets need the context, and the context's end needs the memory.
+  // Declared in this order because sockets need the context, and the context's end needs the
+  // memory.
   std::vector<HandlerMemory> memory_;
   asio::io_context context_;
   asio::executor_work_guard<asio::io_context::executor_type> work_;
@@ -291,8 +294,11 @@ Result<std::unique_ptr<Driver>> open_native_mesh(const NativeMeshOptions& option
     }
     return std::unique_ptr<Driver>(std::move(mesh));
   } catch (const std::exception& error) {
-    return Error{ErrorKind::kUnsupported, std::string("cannot open a native mesh: ") + error.what(),
-                 options.rank, options.rank, {}};
+    return Error{ErrorKind::kUnsupported,
+                 std::string("cannot open a native mesh: ") + error.what(),
+                 options.rank,
+                 options.rank,
+                 {}};
   }
 }
 

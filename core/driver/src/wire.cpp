@@ -1,7 +1,7 @@
 // Encoding and decoding of what the native mesh puts on the wire (prefix, abort, hello).
-// Place: driver, level 4, private. Pure functions; memory belongs to the caller. Written byte by byte
-// with shifts, so the format does not depend on the machine. Decoders refuse whatever does not fit
-// exactly; they are fed with bytes of strangers.
+// Place: driver, level 4, private. Pure functions; memory belongs to the caller. Written byte by
+// byte with shifts, so the format does not depend on the machine. Decoders refuse whatever does not
+// fit exactly; they are fed with bytes of strangers.
 #include "wire.hpp"
 
 #include <algorithm>
@@ -20,7 +20,8 @@ constexpr std::size_t kAbortHeadBytes = 20;  // kind, rank, culprit, two lengths
 template <class T>
 void put(std::byte*& at, T value) {
   auto bits = static_cast<std::uint64_t>(value);
-  for (std::size_t i = 0; i < sizeof(T); ++i, bits >>= 8) *at++ = static_cast<std::byte>(bits & 255);
+  for (std::size_t i = 0; i < sizeof(T); ++i, bits >>= 8)
+    *at++ = static_cast<std::byte>(bits & 255);
 }
 
 template <class T>

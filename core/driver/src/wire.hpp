@@ -1,7 +1,7 @@
-// What the native mesh puts on the wire: frame prefixes, the bytes of an abort, the hello of a handshake.
-// Place: driver, level 4, private. Pure functions over bytes; nothing here owns memory of others or does
-// I/O. All integers are little-endian. Bytes from elsewhere are checked before they are used: decoders
-// answer with an empty optional, never with half a value.
+// What the native mesh puts on the wire: frame prefixes, the bytes of an abort, the hello of a
+// handshake. Place: driver, level 4, private. Pure functions over bytes; nothing here owns memory
+// of others or does I/O. All integers are little-endian. Bytes from elsewhere are checked before
+// they are used: decoders answer with an empty optional, never with half a value.
 #pragma once
 
 #include <array>
@@ -71,7 +71,8 @@ class AbortFinder {
  public:
   /// `skip_bytes`: rest of the payload in which the bytes to come start.
   explicit AbortFinder(std::uint64_t skip_bytes) : skip_bytes_(skip_bytes) {}
-  /// Goes on with these bytes; true when the walk has ended (`found` has the abort, if there was one).
+  /// Goes on with these bytes; true when the walk has ended (`found` has the abort, if there was
+  /// one).
   bool feed(std::span<const std::byte> bytes);
   const std::optional<Error>& found() const { return found_; }
 

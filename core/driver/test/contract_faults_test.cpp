@@ -1,6 +1,7 @@
 // The contract of Driver when something fails, for every driver: each error has its kind, names its
 // culprit, comes in time, and stays.
-// Place: tests of driver; good cases are in contract_test.cpp. A driver joins by a line in worlds.hpp.
+// Place: tests of driver; good cases are in contract_test.cpp. A driver joins by a line in
+// worlds.hpp.
 #include <gtest/gtest.h>
 
 #include "messages.hpp"

@@ -1,5 +1,6 @@
-// The contract of Driver when all goes well, for every driver: what arrives, in which order, how much.
-// Place: tests of driver; faults are in contract_faults_test.cpp. A driver joins by a line in worlds.hpp.
+// The contract of Driver when all goes well, for every driver: what arrives, in which order, how
+// much. Place: tests of driver; faults are in contract_faults_test.cpp. A driver joins by a line in
+// worlds.hpp.
 #include <gtest/gtest.h>
 
 #include "messages.hpp"
@@ -66,8 +67,8 @@ TEST_P(ContractSizes, AllToAllOfAllSizes) {
   });
 }
 
-/// A random schedule that all ranks agree on: how many messages go from one rank to another in exchange
-/// j, and how many of those are awaited in j + 1 only.
+/// A random schedule that all ranks agree on: how many messages go from one rank to another in
+/// exchange j, and how many of those are awaited in j + 1 only.
 int count_sent(int j, int from, int to) {
   return static_cast<int>(mix(static_cast<std::uint64_t>(j), seed_of(from, to, 7)) % 4);
 }
@@ -146,8 +147,7 @@ TEST_P(Contract, LargeMessagesToAllAtOnceDoNotBlock) {
       ASSERT_TRUE(driver.exchange(exchange, soon(60s)).ok());
       for (int peer = 0; peer < kSize; ++peer) {
         if (peer == rank) continue;
-        EXPECT_TRUE(
-            holds(in[static_cast<std::size_t>(peer)], seed_of(peer, rank, round), kBytes));
+        EXPECT_TRUE(holds(in[static_cast<std::size_t>(peer)], seed_of(peer, rank, round), kBytes));
       }
     }
     ASSERT_TRUE(driver.flush(soon()).ok());

@@ -1,5 +1,6 @@
-// The native mesh beyond the contract: start-up among strangers, disagreement, absence, topology, flush.
-// Place: tests of driver. Ranks are threads that meet through files; strangers are plain sockets.
+// The native mesh beyond the contract: start-up among strangers, disagreement, absence, topology,
+// flush. Place: tests of driver. Ranks are threads that meet through files; strangers are plain
+// sockets.
 #include <gtest/gtest.h>
 
 #include <optional>
@@ -58,10 +59,10 @@ TEST_F(MeshTest, StrangersDoNotStopIt) {
       hello.size = 2;
       hello.rank = 1;
       for (int i = 0; i < 5; ++i) strangers.emplace_back(port_of(value));
-      strangers[0].say(message_of(99, 500));                // garbage
-      strangers[1].say(driver::encode_hello(hello));        // a wrong token
-      strangers[2].say(message_of(1, 10));                  // too little, then silence
-      { const Stranger hasty(port_of(value)); }             // gone at once
+      strangers[0].say(message_of(99, 500));          // garbage
+      strangers[1].say(driver::encode_hello(hello));  // a wrong token
+      strangers[2].say(message_of(1, 10));            // too little, then silence
+      { const Stranger hasty(port_of(value)); }       // gone at once
     });
     if (rank == 1) std::this_thread::sleep_for(200ms);
     const auto start = Clock::now();
@@ -103,31 +104,6 @@ TEST_F(MeshTest, AnotherSizeIsAMismatchAtOnce) {
     EXPECT_EQ(error(opened, rank).kind, ErrorKind::kMismatch);
     EXPECT_NE(error(opened, rank).message.find("n = 3"), std::string::npos);
   }
-}
-
-TEST_F(MeshTest, AMemberThatGreetsDifferentlyIsAMismatch) {
-  auto files = make_file_rendezvous(folder_.path());
-  std::thread liar([&] {
-    auto rendezvous = make_file_rendezvous(folder_.path());
-    const std::string record = rendezvous->wait("mesh/rank/0", 5s).value();
-    const std::string token = rendezvous->wait("mesh/token", 5s).value();
-    ASSERT_TRUE(rendezvous->set("mesh/rank/1", record).ok());
-    driver::Hello hello;
-    hello.size = 2;
-    hello.rank = 1;
-    for (std::size_t i = 0; i < driver::kTokenBytes; ++i) {
-      hello.token[i] = static_cast<std::byte>(std::stoi(token.substr(2 * i, 2), nullptr, 16));
-    }
-    hello.settings_digest = 12345;
-    Stranger connection(port_of(record));
-    connection.say(driver::encode_hello(hello));
-    EXPECT_EQ(connection.listen_until_closed(3000), static_cast<int>(driver::kHelloBytes));
-  });
-  const auto opened = open_native_mesh(mesh_options(0, 2), *files);
-  ASSERT_FALSE(opened.ok());
-  EXPECT_EQ(opened.error().kind, ErrorKind::kMismatch);
-  EXPECT_EQ(opened.error().culprit.value, 1);
-  liar.join();
 }
 
 TEST_F(MeshTest, ARankThatNeverComesIsNamed) {
@@ -211,6 +187,19 @@ TEST_F(MeshTest, FlushWaitsForAReaderOnlyUntilItsDeadline) {
   EXPECT_EQ(status.error().kind, ErrorKind::kDeadline);
   EXPECT_EQ(status.error().culprit.value, 1);
   EXPECT_LT(Clock::now() - start, 1s);
+}
+
+TEST_F(MeshTest, AnExchangeWaitsForTheSendsOfTheOneBefore) {
+  auto opened = open(2, [](NativeMeshOptions&) {});
+  const auto message = message_of(1, 32 << 20);
+  Exchange exchange;
+  exchange.sends.push_back({Rank{1}, message});
+  ASSERT_TRUE(driver(opened, 0).exchange(exchange, soon()).ok());
+  const Status status = driver(opened, 0).exchange(Exchange{}, soon(100ms));
+  ASSERT_FALSE(status.ok());
+  EXPECT_EQ(status.error().kind, ErrorKind::kDeadline);
+  EXPECT_EQ(status.error().culprit.value, 1);
+  EXPECT_NE(status.error().message.find("not taken by rank 1"), std::string::npos);
 }
 
 TEST_F(MeshTest, AFlushEndsWhenTheReaderReads) {

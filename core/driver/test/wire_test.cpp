@@ -116,7 +116,8 @@ TEST(Wire, AnAbortIsFoundBehindMessagesHoweverTheyAreCut) {
   for (const std::size_t step : {std::size_t{1}, std::size_t{7}, std::size_t{64}, stream.size()}) {
     AbortFinder finder(100);
     for (std::size_t at = 0; at < stream.size(); at += step) {
-      const bool done = finder.feed(std::span(stream).subspan(at, std::min(step, stream.size() - at)));
+      const bool done =
+          finder.feed(std::span(stream).subspan(at, std::min(step, stream.size() - at)));
       EXPECT_EQ(done, at + step >= stream.size());
     }
     ASSERT_TRUE(finder.found().has_value());

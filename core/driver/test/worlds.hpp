@@ -1,6 +1,6 @@
 // Worlds of drivers for tests: n ranks of one kind, each run by a thread.
-// Place: tests of driver. A World owns its drivers and, for the mesh, a temporary folder. A new kind of
-// driver joins the contract suite by one line in `all_kinds`.
+// Place: tests of driver. A World owns its drivers and, for the mesh, a temporary folder. A new
+// kind of driver joins the contract suite by one line in `all_kinds`.
 #pragma once
 
 #include <atomic>

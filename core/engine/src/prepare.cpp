@@ -90,8 +90,9 @@ UnitSource Preparer::coo_source(const CooView& view, std::uint64_t width) {
     return UnitSource::listed(view.values, {indices, view.entries, parts}, width, view.dtype,
                               false);
   }
-  kernels::coalesce(table_, {view.indices, view.entries}, view.values, view.row_elems, view.dtype,
-                    scratch_, rows_, sums_);
+  const std::span<const std::int64_t> rows(view.indices, view.entries);
+  kernels::coalesce(table_, {rows, view.values, view.row_elems, view.dtype}, scratch_, rows_,
+                    sums_);
   return UnitSource::listed(sums_.data(), {rows_.data(), rows_.size(), parts}, width,
                             sum_dtype(view.dtype), false);
 }

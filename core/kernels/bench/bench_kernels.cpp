@@ -1,7 +1,8 @@
-// Times of each kernel, ref against the table in use (ZENSYNC_CPU_TARGET names another): Google Benchmark.
-// Place: kernels/bench; built with ZENSYNC_BENCH. Sizes are those of the design's claims: 128 MB of fp32,
-// 100 k rows of 64, blocks of 16 Ki slots, 8192 ids of a Zipf-like batch. `memcpy` and `read` are the
-// yardsticks. Times per item: elements, offsets or entries a second. Repetitions: the shortest counts.
+// Times of each kernel, ref against the table in use (ZENSYNC_CPU_TARGET names another): Google
+// Benchmark. Place: kernels/bench; built with ZENSYNC_BENCH. Sizes are those of the design's
+// claims: 128 MB of fp32, 100 k rows of 64, blocks of 16 Ki slots, 8192 ids of a Zipf-like batch.
+// `memcpy` and `read` are the yardsticks. Times per item: elements, offsets or entries a second.
+// Repetitions: the shortest counts.
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
@@ -27,8 +28,10 @@ std::vector<float> make_floats(std::size_t elems, long per_mille, bool signed_ze
   std::mt19937 random(1);
   std::vector<float> data(elems);
   for (float& x : data) {
-    if (random() % 1000 < static_cast<unsigned long>(per_mille)) x = 1.5F;
-    else if (signed_zeros && random() % 2 == 0) x = -0.0F;
+    if (random() % 1000 < static_cast<unsigned long>(per_mille))
+      x = 1.5F;
+    else if (signed_zeros && random() % 2 == 0)
+      x = -0.0F;
   }
   return data;
 }
@@ -120,15 +123,17 @@ void gather_scatter(benchmark::State& state) {
 
 void finish(benchmark::State& state) {
   constexpr std::size_t kElems = std::size_t{1} << 18;
+  const auto dtype = static_cast<DType>(state.range(1));
   const auto sums = make_floats(kElems, 500);
   std::vector<float> out(kElems);
   for (auto _ : state) {
-    table_of(state).finish(sums.data(), out.data(), kElems, static_cast<DType>(state.range(1)), 7.0);
+    table_of(state).finish(sums.data(), out.data(), kElems, dtype, 7.0);
   }
   state.SetItemsProcessed(static_cast<std::int64_t>(kElems) * state.iterations());
 }
 
-/// 64 blocks of offsets at range(1) per mille; range(2): 0 bitmap, 1 Elias–Fano; range(3): 1 unpacks.
+/// 64 blocks of offsets at range(1) per mille; range(2): 0 bitmap, 1 Elias–Fano; range(3): 1
+/// unpacks.
 void offsets(benchmark::State& state) {
   constexpr std::size_t kBlocks = 64;
   const bool is_bitmap = state.range(2) == 0;
@@ -170,15 +175,15 @@ void coalesce_rows(benchmark::State& state) {
   std::mt19937_64 random(4);
   std::uniform_real_distribution<double> uniform(0, 1);
   std::vector<std::int64_t> indices(kEntries);
-  // Zipf-like: about 1700 distinct rows of 6000.
+  // Zipf-like: about 2200 distinct rows of 6000.
   for (auto& row : indices) row = static_cast<std::int64_t>(std::pow(6000.0, uniform(random))) - 1;
   const std::vector<float> values(kEntries * 64, 1.0F);
   CoalesceScratch scratch;
   zensync::Array<std::uint64_t> rows;
   zensync::Buffer sums;
   for (auto _ : state) {
-    benchmark::DoNotOptimize(coalesce(table_of(state), indices, values.data(), 64, DType::kF32,
-                                      scratch, rows, sums));
+    benchmark::DoNotOptimize(
+        coalesce(table_of(state), {indices, values.data(), 64, DType::kF32}, scratch, rows, sums));
   }
   state.SetLabel(std::to_string(rows.size()) + " distinct rows");
 }

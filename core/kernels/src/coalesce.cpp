@@ -1,9 +1,9 @@
 // Sorts COO entries by row and adds up those of one row in the order in which they are stored.
-// Place: kernels. The ids are sorted (least significant digit first, stable, only as many digits as the
-// largest row has); the values are not moved: each entry learns the place of its row among the distinct
-// ones, then `add_units` runs over the values once, in memory order. Ids that ascend already skip the sort.
-// Scratch is the caller's and grows to 36 bytes an entry at most. entries ≤ 2^32 − 1, indices ≥ 0.
-// Throws std::bad_alloc only, from the buffers.
+// Place: kernels. The ids are sorted (least significant digit first, stable, only as many digits as
+// the largest row has); the values are not moved: each entry learns the place of its row among the
+// distinct ones, then `add_units` runs over the values once, in memory order. Ids that ascend
+// already skip the sort. Scratch is the caller's and grows to 36 bytes an entry at most. entries ≤
+// 2^32 − 1, indices ≥ 0. Throws std::bad_alloc only, from the buffers.
 #include <algorithm>
 #include <bit>
 #include <cstring>
@@ -33,12 +33,14 @@ struct LongEntry {
   std::uint32_t position() const { return static_cast<std::uint32_t>(place); }
 };
 
-constexpr unsigned kMaxDigitBits = 11;  // 8 KiB of counters and 2048 write streams still fit L1 and L2
-constexpr unsigned kFewDigitBits = 8;   // with few entries, clearing the counters would cost the most
+/// 8 KiB of counters and 2048 write streams still fit L1 and L2; with few entries, clearing so many
+/// counters would cost the most.
+constexpr unsigned kMaxDigitBits = 11;
+constexpr unsigned kFewDigitBits = 8;
 constexpr std::size_t kFewEntries = 1024;
 
-/// One stable pass by the digit of `digit_bits` bits at `shift`. False, with nothing moved, if all entries
-/// have the same digit.
+/// One stable pass by the digit of `digit_bits` bits at `shift`. False, with nothing moved, if all
+/// entries have the same digit.
 template <class Entry>
 bool sort_by_digit(const Entry* from, Entry* to, std::size_t count, unsigned shift,
                    unsigned digit_bits) {
@@ -78,8 +80,7 @@ std::size_t rank_by_sorting(std::span<const std::int64_t> indices, std::uint64_t
   scratch.spare.resize_discard(count * sizeof(Entry));
   auto* entries = scratch.keys.as<Entry>();
   for (std::size_t i = 0; i < count; ++i) {
-    entries[i] =
-        Entry::make(static_cast<std::uint64_t>(indices[i]), static_cast<std::uint32_t>(i));
+    entries[i] = Entry::make(static_cast<std::uint64_t>(indices[i]), static_cast<std::uint32_t>(i));
   }
   const Entry* sorted = sort_entries(entries, scratch.spare.as<Entry>(), count, max_row);
   auto* places = scratch.order.as<std::uint32_t>();
@@ -106,9 +107,10 @@ std::size_t rank_in_order(std::span<const std::int64_t> indices, std::uint32_t* 
 
 }  // namespace
 
-bool coalesce(const Table& table, std::span<const std::int64_t> indices, const void* values,
-              std::size_t row_elems, DType dtype, CoalesceScratch& scratch,
+bool coalesce(const Table& table, const CooEntries& entries, CoalesceScratch& scratch,
               Array<std::uint64_t>& rows_out, Buffer& sums_out) {
+  const std::span<const std::int64_t> indices = entries.rows;
+  const std::size_t row_elems = entries.row_elems;
   const std::size_t count = indices.size();
   rows_out.resize_discard(count);
   scratch.order.resize_discard(count * sizeof(std::uint32_t));
@@ -128,10 +130,10 @@ bool coalesce(const Table& table, std::span<const std::int64_t> indices, const v
     distinct = rank_by_sorting<LongEntry>(indices, max_row, scratch, rows_out.data());
   }
   rows_out.resize_keep(distinct);
-  sums_out.resize_discard(distinct * row_elems * dtype_bytes(sum_dtype(dtype)));
+  sums_out.resize_discard(distinct * row_elems * dtype_bytes(sum_dtype(entries.dtype)));
   if (sums_out.size() != 0) {
     std::memset(sums_out.data(), 0, sums_out.size());
-    table.add_units(sums_out.data(), places, values, count, row_elems, dtype);
+    table.add_units(sums_out.data(), places, entries.values, count, row_elems, entries.dtype);
   }
   return distinct != count;
 }

@@ -1,7 +1,8 @@
 // Which table of kernels is in use: the best that the processor runs, or the one that was named.
-// Place: kernels. The choice is made at run time, once; ZENSYNC_CPU_TARGET reaches it through base/env.
-// Tables are constants; nothing is owned here. An unknown name is an error, never a silent fallback:
-// `active` has no way to report one, so whoever starts the library calls `select` first.
+// Place: kernels. The choice is made at run time, once; ZENSYNC_CPU_TARGET reaches it through
+// base/env. Tables are constants; nothing is owned here. An unknown name is an error, never a
+// silent fallback: `active` has no way to report one, so whoever starts the library calls `select`
+// first.
 #include <string>
 
 #include "tables.hpp"

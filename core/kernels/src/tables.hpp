@@ -1,6 +1,6 @@
-// What the parts of `kernels` show each other: the reference table and the tables of the SIMD targets.
-// Place: kernels, private. The tables are constants that live for ever. `simd_tables` comes from
-// cpu/tables.cpp, or from no_simd.cpp where the SIMD kernels are not built.
+// What the parts of `kernels` show each other: the reference table and the tables of the SIMD
+// targets. Place: kernels, private. The tables are constants that live for ever. `simd_tables`
+// comes from cpu/tables.cpp, or from no_simd.cpp where the SIMD kernels are not built.
 // Nothing here can fail.
 #pragma once
 

@@ -1,5 +1,5 @@
-// Inputs for the kernels' tests: random elements of every dtype with edge values among them, guarded
-// arrays, DAZ and FTZ for a scope. Place: kernels/test. Everything is made from a seed.
+// Inputs for the kernels' tests: random elements of every dtype with edge values among them,
+// guarded arrays, DAZ and FTZ for a scope. Place: kernels/test. Everything is made from a seed.
 // Values are bit patterns, so that −0.0, denormals, infinities and NaNs of every kind can be named.
 #pragma once
 
@@ -26,24 +26,35 @@ inline std::uint64_t sign_bit(DType t) { return std::uint64_t{1} << (dtype_bytes
 
 inline unsigned mantissa_bits(DType t) {
   switch (t) {
-    case DType::kF32: return 23;
-    case DType::kF64: return 52;
-    case DType::kBF16: return 7;
-    default: return 10;
+    case DType::kF32:
+      return 23;
+    case DType::kF64:
+      return 52;
+    case DType::kBF16:
+      return 7;
+    default:
+      return 10;
   }
 }
 
-/// Bits of edge values: ±0, least and largest denormal, ±Inf, quiet and signalling NaN; of integers the
-/// least and the largest.
+/// Bits of edge values: ±0, least and largest denormal, ±Inf, quiet and signalling NaN; of integers
+/// the least and the largest.
 inline std::vector<std::uint64_t> edge_values(DType t) {
   const std::uint64_t sign = sign_bit(t);
   const std::uint64_t all = sign | (sign - 1);
   if (!is_float(t)) return {0, 1, sign, sign - 1, all};
   const std::uint64_t one = std::uint64_t{1} << mantissa_bits(t);
   const std::uint64_t infinity = (sign - 1) & ~(one - 1);
-  std::vector<std::uint64_t> values = {0,        1,        one - 1,           one,
-                                       infinity, infinity - 1, infinity | (one >> 1),
-                                       infinity | 1, infinity | (one - 1), infinity | (one >> 2)};
+  std::vector<std::uint64_t> values = {0,
+                                       1,
+                                       one - 1,
+                                       one,
+                                       infinity,
+                                       infinity - 1,
+                                       infinity | (one >> 1),
+                                       infinity | 1,
+                                       infinity | (one - 1),
+                                       infinity | (one >> 2)};
   const std::size_t count = values.size();
   for (std::size_t i = 0; i < count; ++i) values.push_back(values[i] | sign);
   return values;
@@ -94,7 +105,8 @@ class Guarded {
   }
   bool is_intact() const {
     for (std::size_t i = 0; i < kGuard; ++i) {
-      if (bytes_[i] != std::byte{kMark} || bytes_[kGuard + size_ + i] != std::byte{kMark}) return false;
+      if (bytes_[i] != std::byte{kMark}) return false;
+      if (bytes_[kGuard + size_ + i] != std::byte{kMark}) return false;
     }
     return true;
   }

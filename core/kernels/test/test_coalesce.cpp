@@ -1,3 +1,4 @@
+// Tests of kernels: coalesce against the obvious sum.
 // coalesce: every table against a map that adds in the order stored; rows up to 2^63 − 1.
 #include <algorithm>
 #include <cmath>
@@ -22,7 +23,7 @@ Coalesced run(const Table& table, const std::vector<std::int64_t>& indices,
   Buffer sums;
   Coalesced result;
   result.had_duplicates =
-      coalesce(table, indices, values.data(), row_elems, t, scratch, rows, sums);
+      coalesce(table, {indices, values.data(), row_elems, t}, scratch, rows, sums);
   result.rows.assign(rows.data(), rows.data() + rows.size());
   result.sums.assign(sums.data(), sums.data() + sums.size());
   return result;
@@ -36,7 +37,8 @@ Coalesced by_map(const std::vector<std::int64_t>& indices, const std::vector<std
     auto& sum = sums[static_cast<std::uint64_t>(indices[i])];
     sum.resize(sum_bytes);
     const std::uint32_t at = 0;
-    ref().add_units(sum.data(), &at, values.data() + i * row_elems * dtype_bytes(t), 1, row_elems, t);
+    const std::byte* value = values.data() + i * row_elems * dtype_bytes(t);
+    ref().add_units(sum.data(), &at, value, 1, row_elems, t);
   }
   Coalesced result;
   result.had_duplicates = sums.size() != indices.size();
@@ -64,9 +66,9 @@ TEST(Coalesce, ManyShapes) {
   CoalesceScratch scratch;
   std::mt19937_64 random(3);
   for (DType t : kAllDTypes) {
-    for (std::int64_t rows : {std::int64_t{1}, std::int64_t{5}, std::int64_t{300},
-                              std::int64_t{151936}, std::int64_t{1} << 32, std::int64_t{1} << 40,
-                              std::numeric_limits<std::int64_t>::max()}) {
+    for (std::int64_t rows :
+         {std::int64_t{1}, std::int64_t{5}, std::int64_t{300}, std::int64_t{151936},
+          std::int64_t{1} << 32, std::int64_t{1} << 40, std::numeric_limits<std::int64_t>::max()}) {
       for (std::size_t entries : {0, 1, 2, 50, 1023, 3000}) {
         std::vector<std::int64_t> indices(entries);
         for (auto& row : indices) row = static_cast<std::int64_t>(random() >> 1) % rows;
@@ -89,8 +91,8 @@ TEST(Coalesce, EdgesOfRows) {
   compare({std::int64_t{1} << 32, 0}, 2, DType::kI64, scratch);
 }
 
-// Sums start from +0.0, so a lone −0.0 comes out as +0.0; and order matters, which a map of another order
-// would show (negative control).
+// Sums start from +0.0, so a lone −0.0 comes out as +0.0; and order matters, which a map of another
+// order would show (negative control).
 TEST(Coalesce, OrderStored) {
   CoalesceScratch scratch;
   const std::vector<float> values = {1e8F, -0.0F, 1.0F, -1e8F};

@@ -26,9 +26,9 @@ Found find(const Table& table, const std::vector<std::byte>& input, std::size_t 
 
 TEST(Find, RefByHand) {
   std::vector<std::byte> data(6 * 4);
-  for (auto [i, bits] : {std::pair<std::size_t, std::uint64_t>{1, 0x80000000U}, {2, 1}, {5, 0x80000001U}}) {
-    put(data, i, DType::kF32, bits);
-  }
+  put(data, 1, DType::kF32, 0x80000000U);
+  put(data, 2, DType::kF32, 1);
+  put(data, 5, DType::kF32, 0x80000001U);
   const Found singles = find(ref(), data, 6, 1, DType::kF32);
   EXPECT_EQ(singles.units, (std::vector<std::uint32_t>{2, 5}));
   std::vector<std::byte> cleared = data;
@@ -55,10 +55,11 @@ void compare(const std::vector<std::byte>& input, std::size_t units, std::size_t
 TEST(Find, AllTablesAllShapes) {
   const ScopedFlush flush;  // the test is on integers: DAZ has no say
   unsigned seed = 0;
-  const Mix mixes[] = {{1, 0, 0}, {0, 1, 0}, {0, 0, 0}, {0.9, 0, 0.1}, {0.45, 0.45, 0.1},
-                       {0, 0.97, 0.03}, {0.99, 0.01, 0}};
+  const Mix mixes[] = {{1, 0, 0},         {0, 1, 0},       {0, 0, 0},      {0.9, 0, 0.1},
+                       {0.45, 0.45, 0.1}, {0, 0.97, 0.03}, {0.99, 0.01, 0}};
   for (DType t : kAllDTypes) {
-    for (std::size_t width : {1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 100, 130}) {
+    for (std::size_t width :
+         {1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 100, 130}) {
       for (std::size_t units : {0, 1, 2, 3, 7, 8, 15, 16, 17, 31, 33, 63, 64, 65, 127, 130, 257}) {
         const Mix mix = mixes[seed % 7];
         compare(make_elems(units * width, t, mix, ++seed), units, width, t);
@@ -93,7 +94,8 @@ TEST(Find, EveryPlace) {
   }
 }
 
-// Denormals count with DAZ set; a comparison of floats would miss them (the reason for integer tests).
+// Denormals count with DAZ set; a comparison of floats would miss them (the reason for integer
+// tests).
 TEST(Find, DenormalsUnderDaz) {
   const std::vector<float> denormals(100, 1e-42F);
   std::vector<std::byte> data(400);

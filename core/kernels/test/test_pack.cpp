@@ -1,5 +1,5 @@
-// Bitmap and Elias–Fano: round trips for many counts and slots, the same bytes from every table, and
-// hostile bytes: whatever comes in, the answer is false or offsets that ascend below `slots`.
+// Bitmap and Elias–Fano: round trips for many counts and slots, the same bytes from every table,
+// and hostile bytes: whatever comes in, the answer is false or offsets that ascend below `slots`.
 #include <algorithm>
 #include <memory>
 
@@ -39,7 +39,8 @@ struct Unpacked {
   std::vector<std::uint16_t> offsets;
 };
 
-/// The input lies at the end of an allocation of its own, so that AddressSanitizer sees a byte too far.
+/// The input lies at the end of an allocation of its own, so that AddressSanitizer sees a byte too
+/// far.
 Unpacked unpack(const Table& table, Form form, const std::vector<std::byte>& input,
                 std::uint32_t count, std::uint32_t slots) {
   const auto exact = std::make_unique<std::byte[]>(input.size());
@@ -65,10 +66,11 @@ void round_trip(Form form, const std::vector<std::uint16_t>& offsets, std::uint3
 
 TEST(Pack, RoundTripsOfManyShapes) {
   unsigned seed = 0;
-  for (std::uint32_t slots : {1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 100, 127, 128, 129,
-                              1000, 4095, 4096, 10000, 16383, 16384}) {
-    for (std::uint32_t count : {0, 1, 2, 3, 7, 8, 9, 31, 32, 33, 63, 64, 65, 100, 500, 1024, 3000, 5461,
-                                5462, 8191, 8192, 8193, 12000, 16383, 16384}) {
+  for (std::uint32_t slots : {1,  2,  3,   7,   8,   9,   15,   16,   17,   31,    32,    33,   63,
+                              64, 65, 100, 127, 128, 129, 1000, 4095, 4096, 10000, 16383, 16384}) {
+    for (std::uint32_t count :
+         {0,   1,   2,    3,    7,    8,    9,    31,   32,   33,    63,    64,   65,
+          100, 500, 1024, 3000, 5461, 5462, 8191, 8192, 8193, 12000, 16383, 16384}) {
       if (count > slots) continue;
       const auto offsets = choose(count, slots, ++seed);
       round_trip(Form::kBitmap, offsets, slots);
@@ -131,7 +133,8 @@ bool check_hostile(Form form, const std::vector<std::byte>& bytes, std::uint32_t
 TEST(Pack, HostileBytes) {
   std::mt19937_64 random(7);
   for (int round = 0; round < 3000; ++round) {
-    const auto slots = static_cast<std::uint32_t>(1 + random() % (round % 2 == 0 ? 40 : kBlockSlots));
+    const std::uint32_t most = round % 2 == 0 ? 40 : kBlockSlots;
+    const auto slots = static_cast<std::uint32_t>(1 + random() % most);
     const auto count = static_cast<std::uint32_t>(1 + random() % slots);
     for (Form form : {Form::kBitmap, Form::kEliasFano}) {
       std::vector<std::byte> bytes(packed_bytes(form, count, slots));

@@ -1,5 +1,5 @@
-// The choice of a table: best first, by name, by ZENSYNC_CPU_TARGET (in a process of its own, because the
-// environment is read once), and an error that lists what is usable.
+// The choice of a table: best first, by name, by ZENSYNC_CPU_TARGET (in a process of its own,
+// because the environment is read once), and an error that lists what is usable.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -86,7 +86,9 @@ TEST(Registry, PrintActive) {
 }
 
 TEST(Registry, EnvironmentForces) {
-  for (const Table* table : available()) EXPECT_EQ(active_with(std::string(table->name)), table->name);
+  for (const Table* table : available()) {
+    EXPECT_EQ(active_with(std::string(table->name)), table->name);
+  }
   EXPECT_EQ(active_with(""), available().front()->name);
   EXPECT_EQ(active_with("pentium"), "ref");
 }

@@ -1,5 +1,5 @@
-// add_units and finish: every table against ref bit for bit, ref against the processor's own arithmetic
-// and against all 65,536 halves.
+// add_units and finish: every table against ref bit for bit, ref against the processor's own
+// arithmetic and against all 65,536 halves.
 #include <bit>
 #include <cmath>
 #include <limits>
@@ -125,8 +125,8 @@ TEST(Half, AllValues) {
       EXPECT_TRUE(std::isnan(f16));
       EXPECT_EQ(ref::round_f16(f16), half | 0x200U);
     } else {
-      double value = exponent == 0 ? std::ldexp(mantissa, -24)
-                                   : std::ldexp(1024 + mantissa, exponent - 25);
+      double value =
+          exponent == 0 ? std::ldexp(mantissa, -24) : std::ldexp(1024 + mantissa, exponent - 25);
       if (exponent == 31) value = std::numeric_limits<double>::infinity();
       EXPECT_EQ(static_cast<double>(f16), (half & 0x8000U) != 0 ? -value : value);
       EXPECT_EQ(ref::round_f16(f16), half);

@@ -65,7 +65,9 @@ std::uint64_t choose_chunk_count(const TensorSpec& spec, int size, const TensorS
   const double wanted = pull / size / kPullBytes;
   auto chunks = static_cast<std::uint64_t>(std::clamp(wanted, 1.0, double{kMaxChunks}));
   if (options.max_bytes != 0) {
-    const double whole = 3 * push + 3 * pull;
+    // Own push twice, all pushes received, own pull twice, all pulls received; nothing known: all
+    // dense.
+    const double whole = known ? 3 * push + 3 * pull : 6 * dense;
     const double least = whole / static_cast<double>(options.max_bytes);
     chunks = std::max(chunks, static_cast<std::uint64_t>(
                                   std::clamp(std::ceil(least), 1.0, double{kMaxBoundedChunks})));

@@ -1,11 +1,12 @@
 // SIMD kernels that look for what is not zero: `find_units` and `count_nonzero`.
-// Place: kernels, private; compiled once per Highway target by tables.cpp. Elements are read as unsigned
-// integers. Memory, sizes and results: see kernels.hpp. Nothing here allocates or fails.
-// Three ways, by the size of a unit: single elements are compacted vector by vector, without a branch that
-// depends on the data; narrow units (less than a vector) go through one bit per element; of wide units all
-// vectors are OR-ed together and tested once. Compaction happens in a register and the whole vector is
-// stored (kSlackElems): compressing into memory is microcoded on Zen 4.
-// A −0.0 makes a rare second pass over the few vectors in cache: stores would halve the speed of reading.
+// Place: kernels, private; compiled once per Highway target by tables.cpp. Elements are read as
+// unsigned integers. Memory, sizes and results: see kernels.hpp. Nothing here allocates or fails.
+// Three ways, by the size of a unit: single elements are compacted vector by vector, without a
+// branch that depends on the data; narrow units (less than a vector) go through one bit per
+// element; of wide units all vectors are OR-ed together and tested once. Compaction happens in a
+// register and the whole vector is stored (kSlackElems): compressing into memory is microcoded on
+// Zen 4. A −0.0 makes a rare second pass over the few vectors in cache: stores would halve the
+// speed of reading.
 
 // The guard toggles, because this file is included once per target.
 #if defined(ZENSYNC_KERNELS_FIND_INL_HPP) == defined(HWY_TARGET_TOGGLE)
@@ -55,7 +56,8 @@ HWY_NOINLINE void clear_negative_zeros(E* data, size_t elems) {
 using D32 = hn::ScalableTag<uint32_t>;
 using V32 = hn::Vec<D32>;
 
-/// One 32-bit lane per element, with the sign in bit 31 and other bits only if the element has some.
+/// One 32-bit lane per element, with the sign in bit 31 and other bits only if the element has
+/// some.
 template <bool kFloat, class E>
 HWY_INLINE V32 load_as_32(const E* data) {
   const D32 d;
@@ -129,7 +131,7 @@ void mark_nonzero(E* data, size_t elems, uint64_t* words) {
   const size_t lanes = hn::Lanes(d);
   auto* bytes = reinterpret_cast<uint8_t*>(words);
   const size_t step = lanes < 8 ? 8 : lanes;
-  words[(elems - 1) / 64] = 0;  // whole bytes are stored below, but perhaps not all of the last word
+  words[(elems - 1) / 64] = 0;  // below, perhaps not all bytes of the last word are stored
   size_t i = 0;
   for (; i + step <= elems; i += step) {
     uint8_t part[8] = {};
@@ -154,7 +156,7 @@ void mark_nonzero(E* data, size_t elems, uint64_t* words) {
   }
   if constexpr (kFloat) clear_negative_zeros(data + i, elems - i);
   for (; i < elems; ++i) {
-    if (is_nonzero<kFloat>(data[i])) bytes[i / 8] = static_cast<uint8_t>(bytes[i / 8] | 1U << i % 8);
+    if (is_nonzero<kFloat>(data[i])) words[i / 64] |= uint64_t{1} << (i % 64);
   }
 }
 
@@ -198,8 +200,7 @@ HWY_INLINE bool scan_run(E* data, size_t elems) {
   size_t i = 0;
   for (; i + 4 * lanes <= elems; i += 4 * lanes) {
     const auto a = hn::Or(hn::LoadU(d, data + i), hn::LoadU(d, data + i + lanes));
-    const auto b =
-        hn::Or(hn::LoadU(d, data + i + 2 * lanes), hn::LoadU(d, data + i + 3 * lanes));
+    const auto b = hn::Or(hn::LoadU(d, data + i + 2 * lanes), hn::LoadU(d, data + i + 3 * lanes));
     all = hn::Or(all, hn::Or(a, b));
   }
   for (; i + lanes <= elems; i += lanes) all = hn::Or(all, hn::LoadU(d, data + i));
@@ -239,12 +240,17 @@ size_t find_any(void* data, size_t units, size_t width, uint32_t* out) {
 
 size_t find_units(void* data, size_t units, size_t width, DType dtype, uint32_t* out) {
   switch (dtype) {
-    case DType::kF32: return find_any<uint32_t, true>(data, units, width, out);
-    case DType::kF64: return find_any<uint64_t, true>(data, units, width, out);
+    case DType::kF32:
+      return find_any<uint32_t, true>(data, units, width, out);
+    case DType::kF64:
+      return find_any<uint64_t, true>(data, units, width, out);
     case DType::kBF16:
-    case DType::kF16: return find_any<uint16_t, true>(data, units, width, out);
-    case DType::kI32: return find_any<uint32_t, false>(data, units, width, out);
-    case DType::kI64: return find_any<uint64_t, false>(data, units, width, out);
+    case DType::kF16:
+      return find_any<uint16_t, true>(data, units, width, out);
+    case DType::kI32:
+      return find_any<uint32_t, false>(data, units, width, out);
+    case DType::kI64:
+      return find_any<uint64_t, false>(data, units, width, out);
   }
   return 0;
 }
@@ -265,12 +271,17 @@ uint64_t count_any(const void* data, size_t elems) {
 
 uint64_t count_nonzero(const void* data, size_t elems, DType dtype) {
   switch (dtype) {
-    case DType::kF32: return count_any<uint32_t, true>(data, elems);
-    case DType::kF64: return count_any<uint64_t, true>(data, elems);
+    case DType::kF32:
+      return count_any<uint32_t, true>(data, elems);
+    case DType::kF64:
+      return count_any<uint64_t, true>(data, elems);
     case DType::kBF16:
-    case DType::kF16: return count_any<uint16_t, true>(data, elems);
-    case DType::kI32: return count_any<uint32_t, false>(data, elems);
-    case DType::kI64: return count_any<uint64_t, false>(data, elems);
+    case DType::kF16:
+      return count_any<uint16_t, true>(data, elems);
+    case DType::kI32:
+      return count_any<uint32_t, false>(data, elems);
+    case DType::kI64:
+      return count_any<uint64_t, false>(data, elems);
   }
   return 0;
 }

@@ -1,8 +1,9 @@
-// SIMD kernels that move units: `gather` and `scatter`. Place: kernels, private; compiled once per Highway
-// target by tables.cpp. Units of 2, 4 and 8 bytes are moved one by one: the gather and scatter instructions
-// of today's processors are no faster; larger ones in vectors, the last of which overlaps the one before.
-// The loops fetch ahead, because positions ascend with gaps that no hardware prefetcher follows.
-// Memory, sizes and results: see kernels.hpp. Nothing here allocates or fails.
+// SIMD kernels that move units: `gather` and `scatter`. Place: kernels, private; compiled once per
+// Highway target by tables.cpp. Units of 2, 4 and 8 bytes are moved one by one (the processor's
+// gather and scatter instructions have not been tried); larger ones in vectors, the last of which
+// overlaps the one before. The distances of fetching ahead are plausible, not tuned. The loops
+// fetch ahead, because positions ascend with gaps that no hardware prefetcher follows. Memory,
+// sizes and results: see kernels.hpp. Nothing here allocates or fails.
 
 // The guard toggles, because this file is included once per target.
 #if defined(ZENSYNC_KERNELS_MOVE_INL_HPP) == defined(HWY_TARGET_TOGGLE)
@@ -20,7 +21,9 @@ namespace hn = hwy::HWY_NAMESPACE;
 /// Copies by whole `T`s, the last one overlapping; at least one of them must fit.
 template <class T>
 HWY_INLINE void copy_by(const uint8_t* from, uint8_t* to, size_t bytes) {
-  for (size_t i = 0; i + sizeof(T) < bytes; i += sizeof(T)) std::memcpy(to + i, from + i, sizeof(T));
+  for (size_t i = 0; i + sizeof(T) < bytes; i += sizeof(T)) {
+    std::memcpy(to + i, from + i, sizeof(T));
+  }
   std::memcpy(to + bytes - sizeof(T), from + bytes - sizeof(T), sizeof(T));
 }
 

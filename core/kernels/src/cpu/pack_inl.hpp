@@ -1,9 +1,10 @@
-// SIMD kernels for offsets on the wire: bitmap and Elias–Fano. Place: kernels, private; compiled once per
-// Highway target by tables.cpp. The format is in kernels.hpp; ref/pack.cpp says it bit by bit.
-// A block is small (kBlockSlots), so each call works on copies in arrays of fixed size on the stack, with
-// room to read and write whole words, and touches the caller's bytes with one exact memcpy.
-// `pack_*` trust their caller. `unpack_*` take bytes from elsewhere: they count the set bits before they
-// write an offset, and check order and range of all offsets afterwards; what is not exact gives false.
+// SIMD kernels for offsets on the wire: bitmap and Elias–Fano. Place: kernels, private; compiled
+// once per Highway target by tables.cpp. The format is in kernels.hpp; ref/pack.cpp says it bit by
+// bit. A block is small (kBlockSlots), so the calls that read or write whole words do so on copies
+// in arrays of fixed size on the stack, and the caller's bytes are touched by exact copies only.
+// `pack_*` trust their caller. `unpack_*` take bytes from elsewhere: they count the set
+// bits before they write an offset, and check order and range of all offsets afterwards; what is
+// not exact gives false.
 
 // The guard toggles, because this file is included once per target.
 #if defined(ZENSYNC_KERNELS_PACK_INL_HPP) == defined(HWY_TARGET_TOGGLE)
@@ -21,11 +22,12 @@ namespace hn = hwy::HWY_NAMESPACE;
 /// Bits of the longest upper part: count ≤ slots, and at most `slots` buckets.
 constexpr size_t kMaxBits = 2 * size_t{kBlockSlots};
 constexpr size_t kMaxWords = kMaxBits / 64 + 2;
-/// Bytes of the longest lower part (count × l is largest at slots / 2 offsets of one bit), rounded up.
+/// Bytes of the longest lower part (count × l is largest at slots / 2 offsets of one bit), rounded
+/// up.
 constexpr size_t kMaxLowBytes = kBlockSlots / 8 + 32;
 
-/// Sets bit (offsets[i] >> shift) + i × kSpread of `out`, which is zero. By bytes: of two offsets, the
-/// second seldom waits for the first one's store, and there is no branch.
+/// Sets bit (offsets[i] >> shift) + i × kSpread of `out`, which is zero. By bytes: of two offsets,
+/// the second seldom waits for the first one's store, and there is no branch.
 template <unsigned kSpread>
 HWY_INLINE void set_bits(const uint16_t* offsets, size_t count, unsigned shift, uint8_t* out) {
   for (size_t i = 0; i < count; ++i) {
@@ -34,8 +36,8 @@ HWY_INLINE void set_bits(const uint16_t* offsets, size_t count, unsigned shift, 
   }
 }
 
-/// Loads `bits` bits into words, the last one filled up with zeros; false if bits beyond them, in the last
-/// byte, are set, or if the number of set bits is not `count`.
+/// Loads `bits` bits into words, the last one filled up with zeros; false if bits beyond them, in
+/// the last byte, are set, or if the number of set bits is not `count`.
 HWY_INLINE bool load_bits(const std::byte* in, size_t bits, size_t count, uint64_t* words) {
   const size_t word_count = (bits + 63) / 64;
   words[word_count] = 0;  // LoadMaskBits may read eight bytes from any of the bytes
@@ -112,8 +114,9 @@ void pack_elias_fano(const uint16_t* offsets, uint32_t count, uint32_t slots, st
   std::memcpy(out + upper_bytes, low, low_bytes);
 }
 
-/// offsets[i] = (offsets[i] − i) << low_bits | the i-th low part. `low` can be read 4 bytes past its end.
-/// (Eight at a time, with a shuffle and a shift for each lane, took a third longer on Zen 4.)
+/// offsets[i] = (offsets[i] − i) << low_bits | the i-th low part. `low` can be read 4 bytes past
+/// its end. (Eight at a time, with a shuffle and a shift for each lane, took a third longer on Zen
+/// 4.)
 HWY_INLINE void join_low(const uint8_t* low, size_t count, unsigned low_bits, uint16_t* offsets) {
   const uint32_t mask = (1U << low_bits) - 1;
   for (size_t i = 0; i < count; ++i) {

@@ -1,8 +1,8 @@
 // SIMD kernels that compute: `add_units` and `finish`, with the conversions of 16-bit floats.
-// Place: kernels, private; compiled once per Highway target by tables.cpp. Same bits as ref/sum.cpp:
-// units are added in the order given, a NaN accumulator wins over a NaN value, DAZ and FTZ are cleared.
-// Conversions are integer operations on every target, so that none depends on what a processor converts
-// by itself. Tails use the same code on narrower vectors, down to one lane.
+// Place: kernels, private; compiled once per Highway target by tables.cpp. Same bits as
+// ref/sum.cpp: units are added in the order given, a NaN accumulator wins over a NaN value, DAZ and
+// FTZ are cleared. Conversions are integer operations on every target, so that none depends on what
+// a processor converts by itself. Tails use the same code on narrower vectors, down to one lane.
 // Memory, sizes and results: see kernels.hpp. Nothing here allocates or fails.
 
 // The guard toggles, because this file is included once per target.
@@ -24,11 +24,11 @@ struct Plain {
   using Sum = T;
   using Stored = T;
   template <class D>
-  static HWY_INLINE hn::Vec<D> load(D d, const T* from) {
+  static HWY_INLINE hn::Vec<D> load([[maybe_unused]] D d, const T* from) {
     return hn::LoadU(d, from);
   }
   template <class D>
-  static HWY_INLINE void store(D d, hn::Vec<D> v, T* to) {
+  static HWY_INLINE void store([[maybe_unused]] D d, hn::Vec<D> v, T* to) {
     hn::StoreU(v, d, to);
   }
 };
@@ -43,7 +43,7 @@ struct Bf16 {
     return hn::BitCast(d, hn::ShiftLeft<16>(hn::PromoteTo(du, hn::LoadU(d16, from))));
   }
   template <class D>
-  static HWY_INLINE void store(D d, hn::Vec<D> v, uint16_t* to) {
+  static HWY_INLINE void store([[maybe_unused]] D d, hn::Vec<D> v, uint16_t* to) {
     const hn::RebindToUnsigned<D> du;
     const hn::Rebind<uint16_t, D> d16;
     const auto bits = hn::BitCast(du, v);
@@ -80,7 +80,7 @@ struct F16 {
     return hn::BitCast(d, hn::Or(bits, sign));
   }
   template <class D>
-  static HWY_INLINE void store(D d, hn::Vec<D> v, uint16_t* to) {
+  static HWY_INLINE void store([[maybe_unused]] D d, hn::Vec<D> v, uint16_t* to) {
     const hn::RebindToUnsigned<D> du;
     const hn::Rebind<uint16_t, D> d16;
     const auto bits = hn::BitCast(du, v);
@@ -93,8 +93,8 @@ struct F16 {
     const auto half = hn::Set(du, 126U << 23);
     const auto pushed = hn::Add(hn::BitCast(d, size), hn::BitCast(d, half));
     const auto denormal = hn::Sub(hn::BitCast(du, pushed), half);
-    const auto nan = hn::Or(hn::Set(du, 0x7E00),
-                            hn::And(hn::ShiftRight<13>(size), hn::Set(du, 0x3FF)));
+    const auto nan =
+        hn::Or(hn::Set(du, 0x7E00), hn::And(hn::ShiftRight<13>(size), hn::Set(du, 0x3FF)));
     const auto is_nan = hn::Gt(size, hn::Set(du, 0x7F800000));
     auto result = hn::IfThenElse(hn::Lt(size, hn::Set(du, 0x38800000)), denormal, normal);
     result = hn::IfThenElse(hn::Gt(size, hn::Set(du, 0x477FFFFF)), hn::Set(du, 0x7C00), result);
@@ -107,7 +107,8 @@ struct F16 {
 template <class D>
 HWY_INLINE hn::Vec<D> add_lanes(D d, hn::Vec<D> sum, hn::Vec<D> value) {
   using T = hn::TFromD<D>;
-  if constexpr (!hwy::IsFloat<T>()) return hn::Add(sum, value);
+  if constexpr (!hwy::IsFloat<T>())
+    return hn::Add(sum, value);
   else {
     const hn::RebindToUnsigned<D> du;
     using U = hn::TFromD<decltype(du)>;
@@ -131,8 +132,8 @@ template <class How>
 HWY_NOINLINE void add_wide(typename How::Sum* sums, const uint32_t* at,
                            const typename How::Stored* values, size_t count, size_t width) {
   using Sum = typename How::Sum;
-  constexpr size_t kAhead = 4;         // rows; a row's sums come in while four others are added
-  constexpr size_t kLinesAhead = 4;    // the rest of a long row is the hardware's to see
+  constexpr size_t kAhead = 4;       // rows; a row's sums come in while four others are added
+  constexpr size_t kLinesAhead = 4;  // the rest of a long row is the hardware's to see
   constexpr size_t kLineElems = 64 / sizeof(Sum);
   const size_t fetch_elems = HWY_MIN(width, kLinesAhead * kLineElems);
   for (size_t i = 0; i < count; ++i) {
@@ -207,12 +208,18 @@ void add_units(void* sums, const uint32_t* at, const void* values, size_t count,
                DType values_dtype) {
   const ScopedExactFloats exact;
   switch (values_dtype) {
-    case DType::kF32: return add_any<Plain<float>>(sums, at, values, count, width);
-    case DType::kF64: return add_any<Plain<double>>(sums, at, values, count, width);
-    case DType::kBF16: return add_any<Bf16>(sums, at, values, count, width);
-    case DType::kF16: return add_any<F16>(sums, at, values, count, width);
-    case DType::kI32: return add_any<Plain<uint32_t>>(sums, at, values, count, width);
-    case DType::kI64: return add_any<Plain<uint64_t>>(sums, at, values, count, width);
+    case DType::kF32:
+      return add_any<Plain<float>>(sums, at, values, count, width);
+    case DType::kF64:
+      return add_any<Plain<double>>(sums, at, values, count, width);
+    case DType::kBF16:
+      return add_any<Bf16>(sums, at, values, count, width);
+    case DType::kF16:
+      return add_any<F16>(sums, at, values, count, width);
+    case DType::kI32:
+      return add_any<Plain<uint32_t>>(sums, at, values, count, width);
+    case DType::kI64:
+      return add_any<Plain<uint64_t>>(sums, at, values, count, width);
   }
 }
 

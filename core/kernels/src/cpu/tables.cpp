@@ -1,9 +1,9 @@
-// The SIMD kernels, compiled once per target of the processor family by Highway's foreach_target, and one
-// Table for each. Place: kernels, private; the registry asks `simd_tables` which of them this processor
-// runs. The kernels are in the *_inl.hpp files; this file only repeats and lists them.
-// Standard headers come first, outside the regions of a target: code that the linker may share between
-// files must not use a target's instructions. Highway's emulated targets are left out: `ref` is as good.
-// Tables are constants; nothing here can fail.
+// The SIMD kernels, compiled once per target of the processor family by Highway's foreach_target,
+// and one Table for each. Place: kernels, private; the registry asks `simd_tables` which of them
+// this processor runs. The kernels are in the *_inl.hpp files; this file only repeats and lists
+// them. Standard headers come first, outside the regions of a target: code that the linker may
+// share between files must not use a target's instructions. Highway's emulated targets are left
+// out: `ref` takes their place. Tables are constants; nothing here can fail.
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -17,8 +17,8 @@
 #define HWY_WANT_AVX3_DL  // compression of 16-bit lanes in a register
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "cpu/tables.cpp"
-#include <hwy/foreach_target.h>
 #include <hwy/cache_control.h>
+#include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
 #ifndef ZENSYNC_KERNELS_TABLE_OF

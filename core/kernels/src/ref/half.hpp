@@ -1,8 +1,8 @@
-// 16-bit floats to fp32 and back, one value at a time, in integers: the rounding mode, DAZ and FTZ of the
-// calling thread have no say. Place: kernels, private (and its tests). Exact one way; the other way
-// rounds to nearest, ties to even. A NaN stays one: quiet, with the top bits of its payload.
-// bf16 to fp32 leaves a signalling NaN as it is (a shift); fp16 to fp32 makes it quiet, as processors do.
-// Pure functions; nothing can fail.
+// 16-bit floats to fp32 and back, one value at a time, in integers: the rounding mode, DAZ and FTZ
+// of the calling thread have no say. Place: kernels, private (and its tests). Exact one way; the
+// other way rounds to nearest, ties to even. A NaN stays one: quiet, with the top bits of its
+// payload. bf16 to fp32 leaves a signalling NaN as it is (a shift); fp16 to fp32 makes it quiet, as
+// processors do. Pure functions; nothing can fail.
 #pragma once
 
 #include <bit>
@@ -29,7 +29,9 @@ inline float widen_f16(std::uint16_t half) {
     const std::uint32_t quiet = mantissa == 0 ? 0 : 0x400000U;
     return std::bit_cast<float>(sign | 0x7F800000U | quiet | (mantissa << 13));
   }
-  if (exponent != 0) return std::bit_cast<float>(sign | ((exponent + 112) << 23) | (mantissa << 13));
+  if (exponent != 0) {
+    return std::bit_cast<float>(sign | ((exponent + 112) << 23) | (mantissa << 13));
+  }
   if (mantissa == 0) return std::bit_cast<float>(sign);
   // mantissa × 2^−24: shift the leading one to bit 10, one less in the exponent for each place.
   std::uint32_t places = 0;
@@ -57,7 +59,7 @@ inline std::uint16_t round_f16(float value) {
     half = 0x7E00U | ((size >> 13) & 0x3FFU);
   } else if (size >= 0x47800000U) {  // 2^16 and more, infinity too
     half = 0x7C00U;
-  } else if (size >= 0x38800000U) {  // normal in fp16; a carry runs into the exponent, up to infinity
+  } else if (size >= 0x38800000U) {  // normal in fp16; a carry may run up to infinity
     half = shift_round(size - (112U << 23), 13);
   } else if (size >= 0x33000000U) {  // 2^−25 and more: denormal in fp16, units of 2^−24
     const unsigned exponent = size >> 23;

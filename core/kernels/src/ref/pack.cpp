@@ -1,7 +1,8 @@
 // Reference kernels for offsets on the wire: bitmap, and Elias–Fano (Elias, JACM 1974; Fano, 1971),
 // bit by bit. Place: kernels, private. The format is in kernels.hpp.
-// `pack_*` trust their caller; `unpack_*` take bytes from elsewhere: any input is read inside its bounds,
-// offsets are written for at most `count` set bits, and what is not exactly right gives false.
+// `pack_*` trust their caller; `unpack_*` take bytes from elsewhere: any input is read inside its
+// bounds, offsets are written for at most `count` set bits, and what is not exactly right gives
+// false.
 #include <cstring>
 
 #include "ref/ref.hpp"

@@ -1,6 +1,6 @@
-// The reference kernels: what each entry of Table does, said in the plainest way, any dtype and width.
-// Place: kernels, private. They are the oracle of the SIMD kernels' tests and the table called "ref".
-// Memory, sizes and results: see kernels.hpp. Nothing here allocates or fails.
+// The reference kernels: what each entry of Table does, said in the plainest way, any dtype and
+// width. Place: kernels, private. They are the oracle of the SIMD kernels' tests and the table
+// called "ref". Memory, sizes and results: see kernels.hpp. Nothing here allocates or fails.
 #pragma once
 
 #include "tables.hpp"

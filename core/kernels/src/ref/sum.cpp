@@ -1,8 +1,8 @@
 // Reference kernels that compute: `add_units` and `finish`, and the table called "ref".
-// Place: kernels, private. DAZ and FTZ are cleared while adding and dividing, whatever the thread has set.
-// NaN: where the accumulator is NaN it wins (made quiet), else the processor's rule for one NaN operand;
-// this makes the bits independent of the order in which a compiler hands operands to the processor.
-// Integers wrap. Nothing here can fail.
+// Place: kernels, private. DAZ and FTZ are cleared while adding and dividing, whatever the thread
+// has set. NaN: where the accumulator is NaN it wins (made quiet), else the processor's rule for
+// one NaN operand; this makes the bits independent of the order in which a compiler hands operands
+// to the processor. Integers wrap. Nothing here can fail.
 #include <cstring>
 #include <type_traits>
 
@@ -59,12 +59,18 @@ void add_units(void* sums, const std::uint32_t* at, const void* values, std::siz
   using U32 = std::uint32_t;
   using U64 = std::uint64_t;
   switch (values_dtype) {
-    case DType::kF32: return add_all<float, float>(sums, at, values, count, width, as_is<float>);
-    case DType::kF64: return add_all<double, double>(sums, at, values, count, width, as_is<double>);
-    case DType::kBF16: return add_all<float, U16>(sums, at, values, count, width, widen_bf16);
-    case DType::kF16: return add_all<float, U16>(sums, at, values, count, width, widen_f16);
-    case DType::kI32: return add_all<U32, U32>(sums, at, values, count, width, as_is<U32>);
-    case DType::kI64: return add_all<U64, U64>(sums, at, values, count, width, as_is<U64>);
+    case DType::kF32:
+      return add_all<float, float>(sums, at, values, count, width, as_is<float>);
+    case DType::kF64:
+      return add_all<double, double>(sums, at, values, count, width, as_is<double>);
+    case DType::kBF16:
+      return add_all<float, U16>(sums, at, values, count, width, widen_bf16);
+    case DType::kF16:
+      return add_all<float, U16>(sums, at, values, count, width, widen_f16);
+    case DType::kI32:
+      return add_all<U32, U32>(sums, at, values, count, width, as_is<U32>);
+    case DType::kI64:
+      return add_all<U64, U64>(sums, at, values, count, width, as_is<U64>);
   }
 }
 

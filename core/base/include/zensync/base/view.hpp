@@ -10,8 +10,9 @@
 namespace zensync {
 
 /// A dense-stored tensor, contiguous, row-major: rows × row_elems elements of `dtype`.
-/// `ids`, if not null: ascending, distinct rows outside which every element is known to be ±0
-/// (int64, `ids_count` of them), so that no scan is needed.
+/// `ids`, if not null: ascending, distinct rows (int64, `ids_count` of them) outside which every
+/// element is known to be zero with its sign clear (+0.0), so that no scan is needed; a -0.0 there
+/// stays as it is.
 struct DenseView {
   void* data = nullptr;
   std::uint64_t rows = 0;

@@ -1,5 +1,6 @@
 // A decorator that counts, from the outside, what passes through a driver. Place: driver, level 4.
-// It counts by the messages it sees, not by what the inner driver says, so it checks `wire_count` too.
+// It counts by the messages it sees, not by what the inner driver says, so it checks `wire_count`
+// too.
 #pragma once
 
 #include <memory>

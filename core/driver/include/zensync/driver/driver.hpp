@@ -1,6 +1,6 @@
 // The contract of every driver: it performs exchanges, with a deadline, and can be aborted.
-// Place: driver, level 4. A driver belongs to one thread (the engine's), except `abort`, which any thread may
-// call. It owns sockets or mailboxes, never the messages. Every error names the peer.
+// Place: driver, level 4. A driver belongs to one thread (the engine's), except `abort`, which any
+// thread may call. It owns sockets or mailboxes, never the messages. Every error names the peer.
 #pragma once
 
 #include <chrono>
@@ -32,9 +32,9 @@ class Driver {
   /// "loopback", "native", …: what `zensync info` and logs call it.
   virtual std::string name() const = 0;
 
-  /// Posts the sends and waits for the recvs (exchange.hpp has the rules). Peers are never this rank.
-  /// kDeadline at `deadline`; kPeerLost when a peer is gone; the peer's own error when it aborted.
-  /// After an error the driver is dead: every later call returns the same error.
+  /// Posts the sends and waits for the recvs (exchange.hpp has the rules). Peers are never this
+  /// rank. kDeadline at `deadline`; kPeerLost when a peer is gone; the peer's own error when it
+  /// aborted. After an error the driver is dead: every later call returns the same error.
   virtual Status exchange(const Exchange& exchange, Clock::time_point deadline) = 0;
 
   /// Waits until every byte handed over has left (the sends' memory is free again).

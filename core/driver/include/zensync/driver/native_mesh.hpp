@@ -1,10 +1,11 @@
 // The native mesh: a full mesh of TCP connections between n ranks, over standalone Asio.
-// Place: driver, level 4. No thread of its own: connections make progress inside `exchange` and `flush`, on
-// the calling thread (a measured choice: no hand-over per exchange; see docs/adr).
-// Start: each rank listens on an ephemeral port of the chosen interface, publishes its address through
-// the Rendezvous, connects to all lower ranks and accepts all higher ones. A handshake checks a token
-// (drawn by rank 0, published through the Rendezvous) and a digest of version, endianness, n and every
-// setting that touches the wire; a stranger is refused and start-up goes on.
+// Place: driver, level 4. No thread of its own: connections make progress inside `exchange` and
+// `flush`, on the calling thread (a measured choice: no hand-over per exchange; see docs/adr).
+// Start: each rank listens on an ephemeral port of the chosen interface, publishes its address
+// through the Rendezvous, connects to all lower ranks and accepts all higher ones. A handshake
+// checks a token (drawn by rank 0, published through the Rendezvous) and a digest of version,
+// endianness, n and every setting that touches the wire; a stranger is refused and start-up goes
+// on.
 #pragma once
 
 #include <chrono>
@@ -25,18 +26,19 @@ struct NativeMeshOptions {
   std::string address = "127.0.0.1";
   /// Settings that every rank must share, as text; a difference is kMismatch and names both texts.
   std::string settings;
-  /// Host of this rank as a text equal on ranks that share a host; empty: (boot id, network namespace).
+  /// Host of this rank as a text equal on ranks that share a host; empty: (boot id, network
+  /// namespace).
   std::string host_id;
   std::chrono::milliseconds timeout{60000};
 };
 
-/// Opens the mesh; a collective call of all ranks. Errors: kDeadline (names the ranks that did not come),
-/// kMismatch (settings), kUnsupported (address not usable).
+/// Opens the mesh; a collective call of all ranks. Errors: kDeadline (names the ranks that did not
+/// come), kMismatch (settings), kUnsupported (address not usable).
 Result<std::unique_ptr<Driver>> open_native_mesh(const NativeMeshOptions& options,
                                                  Rendezvous& rendezvous);
 
-/// The numeric local address that reaches `host`:`port` (no packet is sent), or, when `interface_name` is
-/// not empty, that interface's first address (IPv4 before IPv6).
+/// The numeric local address that reaches `host`:`port` (no packet is sent), or, when
+/// `interface_name` is not empty, that interface's first address (IPv4 before IPv6).
 Result<std::string> address_towards(const std::string& host, int port,
                                     const std::string& interface_name);
 

@@ -1,6 +1,6 @@
 // How ranks find each other before they have connections: a small store of keys and values.
-// Place: driver, level 4. Python adapts the process group's Store to it; C++ programs use the file-based one.
-// Called from one thread, at start and after a fault, never while exchanging.
+// Place: driver, level 4. Python adapts the process group's Store to it; C++ programs use the
+// file-based one. Called from one thread, at start and after a fault, never while exchanging.
 #pragma once
 
 #include <chrono>
@@ -26,7 +26,8 @@ class Rendezvous {
                                           const std::string& desired) = 0;
 };
 
-/// One file per key in `folder` (made if missing), which all ranks can reach. Atomic by rename and link.
+/// One file per key in `folder` (made if missing), which all ranks can reach. Atomic by rename and
+/// link.
 std::unique_ptr<Rendezvous> make_file_rendezvous(const std::filesystem::path& folder);
 
 }  // namespace zensync

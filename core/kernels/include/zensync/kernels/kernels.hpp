@@ -1,8 +1,8 @@
 // The loops over elements: find, count, add, finish, gather, scatter, pack, unpack, coalesce.
-// Place: kernels, level 1. One table of functions per target; `ref` is the obvious version and the oracle,
-// the others are SIMD (Google Highway) and give the same bits. All memory is the caller's; nothing here
-// allocates (but `coalesce`, in the scratch handed to it), blocks or fails, except where a result says so.
-// Any thread may call any function on memory that no one else writes.
+// Place: kernels, level 1. One table of functions per target; `ref` is the obvious version and the
+// oracle, the others are SIMD (Google Highway) and give the same bits. All memory is the caller's;
+// nothing here allocates (but `coalesce`, in the scratch handed to it), blocks or fails, except
+// where a result says so. Any thread may call any function on memory that no one else writes.
 #pragma once
 
 #include <cstddef>
@@ -48,12 +48,13 @@ struct Table {
   void (*add_units)(void* sums, const std::uint32_t* at, const void* values, std::size_t count,
                     std::size_t width, DType values_dtype);
 
-  /// out[i] = round(sums[i] / divisor) for i < elems; `sums` has sum_dtype(out_dtype). divisor 1: only
-  /// rounds (copies). Integers: divisor is 1. Round to nearest, ties to even; NaN stays NaN (quiet, its
-  /// top payload bits kept). `out` may be `sums` when the types are equal.
+  /// out[i] = round(sums[i] / divisor) for i < elems; `sums` has sum_dtype(out_dtype). divisor 1:
+  /// only rounds (copies). Integers: divisor is 1. Round to nearest, ties to even; NaN stays NaN
+  /// (quiet, its top payload bits kept). `out` may be `sums` when the types are equal.
   void (*finish)(const void* sums, void* out, std::size_t elems, DType out_dtype, double divisor);
 
-  /// out[i] = unit at[i] of `base`, i < count; units of unit_bytes bytes (2, 4, 8, or any multiple of 2).
+  /// out[i] = unit at[i] of `base`, i < count; units of unit_bytes bytes (2, 4, 8, or any multiple
+  /// of 2).
   void (*gather)(const void* base, const std::uint32_t* at, std::size_t count,
                  std::size_t unit_bytes, void* out);
   /// Unit at[i] of `base` = in[i], i < count.
@@ -69,14 +70,14 @@ struct Table {
   bool (*unpack_bitmap)(const std::byte* in, std::uint32_t count, std::uint32_t slots,
                         std::uint16_t* offsets);
 
-  /// Elias–Fano of count ≥ 1 offsets of `slots` (ascending strictly). l = elias_fano_low_bits(count,
-  /// slots). First ⌈(count + ⌈slots/2^l⌉)/8⌉ bytes of upper bits: bit (offsets[i] >> l) + i is set; then
-  /// ⌈count·l/8⌉ bytes of lower bits, l each, LSB first, contiguous. Padding bits 0. Writes exactly
-  /// elias_fano_bytes(count, slots) bytes.
+  /// Elias–Fano of count ≥ 1 offsets of `slots` (ascending strictly). l =
+  /// elias_fano_low_bits(count, slots). First ⌈(count + ⌈slots/2^l⌉)/8⌉ bytes of upper bits: bit
+  /// (offsets[i] >> l) + i is set; then ⌈count·l/8⌉ bytes of lower bits, l each, LSB first,
+  /// contiguous. Padding bits 0. Writes exactly elias_fano_bytes(count, slots) bytes.
   void (*pack_elias_fano)(const std::uint16_t* offsets, std::uint32_t count, std::uint32_t slots,
                           std::byte* out);
-  /// The reverse; returns false unless the bytes hold exactly `count` strictly ascending offsets < slots
-  /// with padding 0. Never reads past elias_fano_bytes(count, slots).
+  /// The reverse; returns false unless the bytes hold exactly `count` strictly ascending offsets <
+  /// slots with padding 0. Never reads past elias_fano_bytes(count, slots).
   bool (*unpack_elias_fano)(const std::byte* in, std::uint32_t count, std::uint32_t slots,
                             std::uint16_t* offsets);
 };
@@ -100,18 +101,26 @@ constexpr std::size_t elias_fano_bytes(std::uint32_t count, std::uint32_t slots)
 /// An unknown or unusable name is an error of kind kUnsupported that lists the usable ones.
 Result<const Table*> select(std::string_view name);
 
-/// As `select(env().cpu_target)`; falls to `ref` when the name is wrong (callers check `select` first).
+/// As `select(env().cpu_target)`; falls to `ref` when the name is wrong (callers check `select`
+/// first).
 const Table& active();
 
 /// All tables that this processor can run, best first, `ref` last.
 std::vector<const Table*> available();
 
-/// Sorts COO entries by row and adds up duplicates in the order in which they are stored.
-/// indices int64[entries] (0 ≤ index < rows, checked by the caller), values dtype[entries × row_elems].
-/// Writes the distinct rows, ascending, to `rows_out`, and their sums, in sum_dtype(dtype), starting from
-/// +0.0, to `sums_out` (rows_out.size() × row_elems). Returns whether any row was stored more than once.
-bool coalesce(const Table& table, std::span<const std::int64_t> indices, const void* values,
-              std::size_t row_elems, DType dtype, CoalesceScratch& scratch,
+/// Entries of a COO tensor: rows[i] has row_elems values from values[i × row_elems] on.
+struct CooEntries {
+  std::span<const std::int64_t> rows;  ///< ≥ 0, checked by the caller; at most 2^32 − 1 of them
+  const void* values = nullptr;
+  std::size_t row_elems = 1;
+  DType dtype = DType::kF32;
+};
+
+/// Sorts COO entries by row and adds up duplicates in the order in which they are stored. Writes
+/// the distinct rows, ascending, to `rows_out`, and their sums, in sum_dtype(dtype), starting from
+/// +0.0, to `sums_out` (rows_out.size() × row_elems). Returns whether any row was stored more than
+/// once.
+bool coalesce(const Table& table, const CooEntries& entries, CoalesceScratch& scratch,
               Array<std::uint64_t>& rows_out, Buffer& sums_out);
 
 }  // namespace zensync::kernels

@@ -1,0 +1,170 @@
+// An engine over the native mesh. Place: python, level 6. Owns the engine and the rendezvous; every
+// call that may wait releases the GIL. A process forked from the owner has none of its threads:
+// there the engine is left alone, its memory kept.
+#include "engine.hpp"
+
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+#include <unistd.h>
+
+#include <memory>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "errors.hpp"
+#include "job.hpp"
+#include "options.hpp"
+#include "rendezvous.hpp"
+#include "tensors.hpp"
+#include "zensync/driver/loopback.hpp"
+#include "zensync/driver/native_mesh.hpp"
+
+namespace nb = nanobind;
+
+namespace zensync::python {
+namespace {
+
+constexpr std::chrono::milliseconds kLastWait{1000};
+
+class EngineHandle {
+ public:
+  EngineHandle(std::unique_ptr<PyRendezvous> rendezvous, std::unique_ptr<Engine> engine)
+      : rendezvous_(std::move(rendezvous)), engine_(std::move(engine)), owner_(::getpid()) {}
+  EngineHandle(const EngineHandle&) = delete;
+  EngineHandle& operator=(const EngineHandle&) = delete;
+  ~EngineHandle() {
+    if (!usable()) {
+      static_cast<void>(engine_.release());
+      static_cast<void>(rendezvous_.release());
+      return;
+    }
+    nb::gil_scoped_release release;
+    engine_->close(kLastWait);
+    engine_.reset();
+    rendezvous_.reset();
+  }
+  bool usable() const { return owner_ == ::getpid(); }
+  Engine& engine() const {
+    if (!usable()) throw nb::value_error("the Engine belongs to the process that forked this one");
+    return *engine_;
+  }
+
+ private:
+  std::unique_ptr<PyRendezvous> rendezvous_;
+  std::unique_ptr<Engine> engine_;
+  pid_t owner_;
+};
+
+Result<std::unique_ptr<Driver>> open_driver(Rank rank, int size, const OpenOptions& options,
+                                            Rendezvous& rendezvous) {
+  if (size == 1) return std::move(make_loopback(1).front());
+  NativeMeshOptions mesh;
+  mesh.rank = rank;
+  mesh.size = size;
+  mesh.name = options.name;
+  mesh.address = options.address;
+  mesh.settings = options.settings();
+  mesh.host_id = options.host_id;
+  mesh.timeout = options.timeout;
+  return open_native_mesh(mesh, rendezvous);
+}
+
+// A collective call of all ranks: an Engine, or an ErrorInfo.
+nb::object open_engine(int rank, int size, nb::object rendezvous, const nb::dict& options) {
+  if (size < 1 || rank < 0 || rank >= size) throw nb::value_error("rank and size do not fit");
+  const Result<OpenOptions> parsed = parse_options(options);
+  if (!parsed.ok()) return to_object(parsed.error());
+  auto store = std::make_unique<PyRendezvous>(std::move(rendezvous));
+  std::unique_ptr<Engine> engine;
+  Status status;
+  {
+    nb::gil_scoped_release release;
+    auto driver = open_driver(Rank{rank}, size, parsed.value(), *store);
+    if (driver.ok()) {
+      engine = make_engine(std::move(driver.value()), parsed.value().engine);
+    } else {
+      status = driver.error();
+    }
+  }
+  if (!status.ok()) return to_object(status);
+  return nb::cast(new EngineHandle(std::move(store), std::move(engine)),
+                  nb::rv_policy::take_ownership);
+}
+
+template <class Tensor>
+JobHandle submit(const EngineHandle& self, const Tensor& tensor, const JobOptions& options) {
+  Engine& engine = self.engine();
+  nb::gil_scoped_release release;
+  return JobHandle(engine.submit(to_job(tensor, options)));
+}
+
+// (tensor with pointer or 0, options, whether its density is probed)
+using AgreeItem = std::tuple<DenseTensor, JobOptions, bool>;
+
+JobHandle agree(const EngineHandle& self, const std::vector<AgreeItem>& items) {
+  Engine& engine = self.engine();
+  nb::gil_scoped_release release;
+  std::vector<DenseItem> wanted;
+  wanted.reserve(items.size());
+  for (const auto& [tensor, options, probe] : items) {
+    wanted.push_back(
+        {options.name, tensor.spec, reinterpret_cast<const void*>(tensor.data), options.op, probe});
+  }
+  return JobHandle(engine.agree(std::move(wanted)));
+}
+
+bool would_be_dense(const EngineHandle& self, const std::string& name, const TensorSpec& spec,
+                    bool starts_dense) {
+  Engine& engine = self.engine();
+  nb::gil_scoped_release release;
+  return engine.would_be_dense(name, spec, starts_dense);
+}
+
+std::pair<std::uint64_t, std::uint64_t> wire_count(const EngineHandle& self) {
+  const WireCount count = self.engine().wire_count();
+  return {count.sent_bytes, count.received_bytes};
+}
+
+void close(const EngineHandle& self, double timeout_s) {
+  if (!self.usable()) return;
+  nb::gil_scoped_release release;
+  self.engine().close(to_milliseconds(timeout_s));
+}
+
+void abort(const EngineHandle& self, const ErrorInfo& why) {
+  if (!self.usable()) return;
+  nb::gil_scoped_release release;
+  self.engine().abort(from_info(why));
+}
+
+}  // namespace
+
+void bind_engine(nb::module_& module) {
+  nb::class_<EngineHandle>(module, "Engine", "Jobs of one State over the native mesh.")
+      .def("submit_dense", &submit<DenseTensor>, nb::arg("tensor"), nb::arg("options"))
+      .def("submit_coo", &submit<CooTensor>, nb::arg("tensor"), nb::arg("options"))
+      .def("agree", &agree, nb::arg("items"))
+      .def("would_be_dense", &would_be_dense, nb::arg("name"), nb::arg("spec"),
+           nb::arg("starts_dense"))
+      .def_prop_ro("error",
+                   [](const EngineHandle& self) { return to_object(self.engine().status()); })
+      .def_prop_ro("wire_count", &wire_count, "Bytes (sent, received) over the mesh so far.")
+      .def("close", &close, nb::arg("timeout_s"))
+      .def("abort", &abort, nb::arg("why"));
+  module.def("open_engine", &open_engine, nb::arg("rank"), nb::arg("size"), nb::arg("rendezvous"),
+             nb::arg("options"));
+  module.def(
+      "address_towards",
+      [](const std::string& host, int port, const std::string& interface_name) -> nb::object {
+        Result<std::string> address = address_towards(host, port, interface_name);
+        if (!address.ok()) return to_object(address.status());
+        return nb::cast(address.value());
+      },
+      nb::arg("host"), nb::arg("port"), nb::arg("interface_name") = "");
+}
+
+}  // namespace zensync::python

@@ -1,0 +1,32 @@
+// Options of an Engine, from a Python dict. Place: python, level 6. Unknown keys and wrong values
+// are errors.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <string>
+
+#include "zensync/driver/native_mesh.hpp"
+#include "zensync/engine/engine.hpp"
+
+namespace zensync::python {
+
+struct OpenOptions {
+  EngineOptions engine;
+  std::string name;  ///< prefix of the mesh's rendezvous keys
+  std::string address = "127.0.0.1";
+  std::string host_id;                       ///< equal on ranks that share a host; empty: found out
+  std::chrono::milliseconds timeout{60000};  ///< to open the mesh
+  /// Settings that every rank must share, as text.
+  std::string settings() const;
+};
+
+/// `options` may have: name, address, scheme, max_bytes, deadline_s, verify, hosts, timeout_s, and,
+/// for tests and comparisons, codec and partition; None means "not given". ZENSYNC_VERIFY overrides
+/// `verify`. Errors: kInvalid, kUnsupported. Needs the GIL.
+Result<OpenOptions> parse_options(const nanobind::dict& options);
+
+/// Seconds as milliseconds, at least 1.
+std::chrono::milliseconds to_milliseconds(double seconds);
+
+}  // namespace zensync::python

@@ -1,0 +1,34 @@
+// The Rendezvous of a process group: a Python object with set, get, wait, compare_set. Place:
+// python, level 6. Takes the GIL for each call, so it must not be called after the interpreter's
+// end (close the Engine first).
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <string>
+
+#include "zensync/driver/rendezvous.hpp"
+
+namespace zensync::python {
+
+/// Adapts `object`: set(key: str, value: bytes), get(key) -> bytes, wait(key, timeout_s) -> bytes
+/// or None when it never came, compare_set(key, expected: bytes, desired: bytes) -> bytes. An
+/// exception of its becomes an error of kind kPeerLost: the store is out of reach.
+class PyRendezvous final : public Rendezvous {
+ public:
+  explicit PyRendezvous(nanobind::object object) : object_(std::move(object)) {}
+  PyRendezvous(const PyRendezvous&) = delete;
+  PyRendezvous& operator=(const PyRendezvous&) = delete;
+  ~PyRendezvous() override;
+
+  Status set(const std::string& key, const std::string& value) override;
+  Result<std::string> wait(const std::string& key, std::chrono::milliseconds timeout) override;
+  Result<std::string> get(const std::string& key) override;
+  Result<std::string> compare_set(const std::string& key, const std::string& expected,
+                                  const std::string& desired) override;
+
+ private:
+  nanobind::object object_;
+};
+
+}  // namespace zensync::python

@@ -1,0 +1,64 @@
+"""Lossless sparse gradient synchronisation for PyTorch.
+
+`import zensync` needs no torch; what belongs to PyTorch is loaded when it is first used:
+`State`, `hook` (for `ddp.register_comm_hook`) and `all_reduce`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from . import errors
+from ._core import __version__
+from .errors import (
+    CapacityError,
+    CorruptMessageError,
+    DeadlineError,
+    Error,
+    MismatchError,
+    PeerLostError,
+    UnsupportedError,
+)
+
+if TYPE_CHECKING:
+    from .ddp_hook import hook as hook
+    from .reduce import all_reduce as all_reduce
+    from .state import State as State
+
+__all__ = [
+    "CapacityError",
+    "CorruptMessageError",
+    "DeadlineError",
+    "Error",
+    "MismatchError",
+    "PeerLostError",
+    "State",
+    "UnsupportedError",
+    "__version__",
+    "all_reduce",
+    "errors",
+    "hook",
+]
+
+_NEEDS_TORCH = ("State", "all_reduce", "hook")
+
+
+def __getattr__(name: str) -> Any:
+    """Loads what needs torch at its first use; ImportError with words where torch is missing."""
+    if name not in _NEEDS_TORCH:
+        raise AttributeError(f"module 'zensync' has no attribute {name!r}")
+    try:
+        import torch  # noqa: F401
+    except ImportError as why:
+        raise ImportError(
+            f"zensync.{name} needs PyTorch, which cannot be imported here ({why}); install torch"
+        ) from why
+    from . import _public
+
+    for public in _NEEDS_TORCH:
+        globals()[public] = getattr(_public, public)
+    return globals()[name]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

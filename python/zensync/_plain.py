@@ -1,0 +1,56 @@
+"""The same calls with ZENSYNC_DISABLE=1: the group's own all-reduce, and no mesh."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from ._worker import Pending, as_error
+
+if TYPE_CHECKING:
+    from .reduce import Work
+
+
+def all_reduce(
+    tensor: torch.Tensor, average: bool, group: dist.ProcessGroup, async_op: bool
+) -> Work | None:
+    """As `zensync.all_reduce`, but has ended when it returns, whatever `async_op` says."""
+    from .reduce import Work
+
+    is_coo = tensor.layout == torch.sparse_coo
+    with torch.no_grad():
+        whole = tensor if is_coo else tensor.detach().resolve_neg().contiguous()
+        dist.all_reduce(whole, group=group)
+        if average:
+            whole.div_(dist.get_world_size(group))
+        if not is_coo and whole.data_ptr() != tensor.data_ptr():
+            tensor.copy_(whole)
+    if not async_op:
+        return None
+    pending = Pending(lambda: None)
+    pending.end([tensor], None)
+    return Work(pending, tensor)
+
+
+def hook(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.futures.Future[Any]:
+    """As DDP without a hook: divided by the number of ranks, then summed."""
+    buffer, size = bucket.buffer(), dist.get_world_size(group)
+    try:
+        if buffer.layout == torch.sparse_coo:
+            dist.all_reduce(buffer, group=group)
+            return _finished(buffer / size)
+        buffer.mul_(1.0 / size)
+        work = dist.all_reduce(buffer, group=group, async_op=True)
+    except RuntimeError as why:
+        failed = Pending(lambda: None)
+        failed.end(None, as_error(why))
+        return failed.future
+    return work.get_future().then(lambda future: future.value()[0])
+
+
+def _finished(value: torch.Tensor) -> torch.futures.Future[Any]:
+    future: torch.futures.Future[Any] = torch.futures.Future()
+    future.set_result(value)
+    return future

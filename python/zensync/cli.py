@@ -1,0 +1,95 @@
+"""The command line: `zensync info | demo | bench`. Each command loads only what it needs."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+from . import _core
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    help="Lossless sparse gradient synchronisation for PyTorch.",
+)
+
+JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+
+
+def collect_info() -> dict[str, Any]:
+    """What this installation can do, and what is active: versions, kernels, drivers, settings."""
+    facts: dict[str, Any] = dict(_core.info())
+    facts["python"] = platform.python_version()
+    facts["torch"] = _torch_version()
+    facts["environment"] = {
+        name: value for name, value in sorted(os.environ.items()) if name.startswith("ZENSYNC_")
+    }
+    return facts
+
+
+def _torch_version() -> str | None:
+    try:
+        import torch
+    except ImportError:
+        return None
+    return str(torch.__version__)
+
+
+@app.command()
+def info(as_json: JsonFlag = False) -> None:
+    """Shows the version, the kernels in use, the drivers built in, and what is set."""
+    facts = collect_info()
+    if as_json:
+        typer.echo(json.dumps(facts, indent=2))
+        return
+    active = facts["kernels_active"] or f"none: {facts['kernels_error']}"
+    typer.echo(f"zensync   {facts['version']}")
+    typer.echo(f"python    {facts['python']}")
+    typer.echo(f"torch     {facts['torch'] or 'not installed'}")
+    typer.echo(f"kernels   {active} (usable: {', '.join(facts['kernels'])})")
+    typer.echo(f"SIMD      {'built in' if facts['simd'] else 'not built in'}")
+    typer.echo(f"drivers   {', '.join(facts['drivers'])}")
+    for name, value in facts["environment"].items():
+        typer.echo(f"{name}={value}")
+
+
+# Their own parsers read their options, so that there is one definition of each.
+_PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+
+
+@app.command(context_settings=_PASS_ON)
+def demo(context: typer.Context) -> None:
+    """Trains a model on real text three ways and compares them (`zensync demo --help`)."""
+    from .demo.__main__ import main as run
+
+    _run(run, "demo", context.args)
+
+
+@app.command(context_settings=_PASS_ON)
+def bench(context: typer.Context) -> None:
+    """Measures kernels, wire bytes and exchanges (`zensync bench --help`)."""
+    from .bench import main as run
+
+    _run(run, "bench", context.args)
+
+
+def _run(run: Callable[[], int | None], command: str, arguments: list[str]) -> None:
+    sys.argv = [f"zensync {command}", *arguments]
+    raise typer.Exit(run() or 0)
+
+
+def main() -> None:
+    """Runs the command line; errors of zensync become one line and exit status 1."""
+    from .errors import Error
+
+    try:
+        app()
+    except Error as why:
+        typer.echo(f"zensync: {why}", err=True)
+        sys.exit(1)

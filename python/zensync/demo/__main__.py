@@ -1,0 +1,39 @@
+"""The demo's command line, for `zensync demo` and `python -m zensync.demo` alike.
+
+Exit status: 0 if all checks hold, 1 if one doesn't, 2 if the demo could not run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from zensync.demo.config import MODES, NETWORKS, Options
+from zensync.demo.launcher import run_demo
+
+
+def main() -> int:
+    """Reads the options and runs."""
+    own = Options()
+    parser = argparse.ArgumentParser(prog="zensync demo")
+    parser.add_argument("--ranks", type=int, default=own.ranks)
+    parser.add_argument("--steps", type=int, default=own.steps)
+    parser.add_argument("--rate", default=own.rate, help="of each link, as tc takes it")
+    parser.add_argument("--network", choices=NETWORKS, default=own.network)
+    parser.add_argument("--json", type=Path, dest="json_file", metavar="FILE")
+    parser.add_argument("--data", type=Path, help="cache folder (ZENSYNC_DATA, ./data)")
+    parser.add_argument("--dim", type=int, default=own.dim, help="columns of the tables")
+    parser.add_argument("--negatives", type=int, default=own.negatives)
+    parser.add_argument("--tokens-per-rank", type=int, default=own.tokens_per_rank)
+    parser.add_argument("--modes", default=",".join(MODES), type=lambda text: text.split(","))
+    parser.add_argument("--offline", action="store_true", help="replacement text, no fetching")
+    parser.add_argument("--strict", action="store_true", help="targets count, too")
+    parser.add_argument("--timeout-s", type=float, default=own.timeout_s)
+    given = vars(parser.parse_args())
+    given["modes"] = tuple(given["modes"])
+    return run_demo(Options(**given))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Measuring aids: networks on one machine. Nothing here is needed to train."""

@@ -1,0 +1,183 @@
+"""`zensync.all_reduce`: sums one tensor over the ranks of a group, in place, by its non-zeros.
+
+Checks first, so that what is not supported is refused before anything is sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from . import _core, _plain
+from ._tensors import CooParts, plain_name, require_supported, sorted_ids, spec_of
+from ._worker import Pending
+from .errors import DeadlineError, Error, UnsupportedError
+from .state import State, default_state
+
+SUM = dist.ReduceOp.SUM
+AVG = dist.ReduceOp.AVG
+
+
+class Work:
+    """An `all_reduce` under way. The tensor must not be touched until it has ended."""
+
+    def __init__(self, pending: Pending, tensor: torch.Tensor) -> None:
+        self._pending = pending
+        self._tensor = tensor
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Waits for the end; True. Raises the job's error; DeadlineError after `timeout_s`."""
+        if not self._pending.wait(timeout_s):
+            raise DeadlineError(f"all_reduce has not ended after {timeout_s} s; it goes on")
+        if self._pending.error is not None:
+            raise self._pending.error
+        return True
+
+    def is_completed(self) -> bool:
+        """Whether it has ended, well or not."""
+        return self._pending.done()
+
+    def exception(self) -> Error | None:
+        """The error it ended with, if it has."""
+        return self._pending.error
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        """A future of [tensor], as torch's works give it."""
+        return self._pending.future
+
+    def result(self) -> list[torch.Tensor]:
+        """[tensor], after waiting."""
+        self.wait()
+        return [self._tensor]
+
+
+def all_reduce(
+    tensor: torch.Tensor,
+    op: Any = SUM,
+    group: dist.ProcessGroup | None = None,
+    *,
+    name: str | None = None,
+    rows: torch.Tensor | None = None,
+    async_op: bool = False,
+    state: State | None = None,
+) -> Work | None:
+    """Sums (or averages) `tensor` over the group, in place; a collective call.
+
+    tensor: CPU; float32, float64, bfloat16, float16, int32, int64; dense-stored of any strides, or
+    COO, which comes back coalesced. [V, D…] is summed by rows. op: SUM or AVG (floats only).
+    name: its key; calls with one key share counts. Default: dtype, shape, layout.
+    rows: int64 ids of the rows (dense-stored only) outside which this rank's tensor is zero: no
+    scan is made.
+    async_op: returns a Work at once. state: a State in place of the group's default one.
+    Errors: UnsupportedError before anything is sent; MismatchError on all ranks when they disagree.
+    """
+    require_supported(tensor)
+    average = _is_average(op, tensor)
+    is_coo = tensor.layout == torch.sparse_coo
+    if rows is not None and is_coo:
+        raise Error("rows= is for dense-stored tensors; a COO tensor has its own indices")
+    if state is not None and group is not None and state.group is not group:
+        raise Error("group= and state= name different groups; give one of them")
+    used = default_state(group) if state is None else state
+    used.require_usable()
+    if used.disabled:
+        return _plain.all_reduce(tensor, average, used.group, async_op)
+    options = _core.JobOptions(
+        name or plain_name(tensor), _core.ReduceOp.AVG if average else _core.ReduceOp.SUM
+    )
+    if is_coo:
+        pending = _submit_coo(used, tensor, options)
+    else:
+        pending = _submit_strided(used, tensor, options, rows)
+    work = Work(pending, tensor)
+    if async_op:
+        return work
+    work.wait()
+    return None
+
+
+def _is_average(op: Any, tensor: torch.Tensor) -> bool:
+    if op == SUM:
+        return False
+    if op != AVG:
+        raise UnsupportedError(f"reduction {op} is not supported; use ReduceOp.SUM or ReduceOp.AVG")
+    if not tensor.is_floating_point():
+        raise UnsupportedError("integers cannot be averaged without loss; use SUM and divide")
+    return True
+
+
+def dense_fallback(state: State, tensor: torch.Tensor, average: bool) -> None:
+    """What all ranks do when they have agreed on the dense all-reduce. On the worker's thread."""
+    state.dense.all_reduce(tensor)
+    if average:
+        tensor.div_(state.size)
+
+
+def _submit_strided(
+    state: State, tensor: torch.Tensor, options: _core.JobOptions, rows: torch.Tensor | None
+) -> Pending:
+    spec = spec_of(tensor)
+    ids = None if rows is None else sorted_ids(rows, spec.rows)
+    whole = tensor.detach()
+    used = whole.resolve_neg().contiguous()  # itself, if it can be summed in place
+    ids_at = (0, 0) if ids is None else (_address(ids), ids.numel())
+
+    def start() -> Callable[[], Any]:
+        view = _core.DenseTensor(used.data_ptr(), spec, *ids_at)
+        job = state.engine.submit_dense(view, options)
+
+        def run(kept: Any = ids) -> list[torch.Tensor]:
+            if state.await_job(job, options.name) == _core.Outcome.USE_DENSE:
+                dense_fallback(state, used, options.op == _core.ReduceOp.AVG)
+            if used.data_ptr() != whole.data_ptr():
+                whole.copy_(used)
+            del kept  # the ids live until here
+            return [tensor]
+
+        return run
+
+    return state.call(start)
+
+
+def _address(ids: torch.Tensor) -> int:
+    """A pointer that is not null also where there are no ids: "no rows" is not "not known"."""
+    return ids.data_ptr() or _EMPTY_IDS.data_ptr()
+
+
+_EMPTY_IDS = torch.zeros(1, dtype=torch.int64)
+
+
+def submit_coo(
+    state: State, parts: CooParts, options: _core.JobOptions
+) -> Callable[[], torch.Tensor]:
+    """Submits a COO tensor; what it returns, run on the worker, gives the coalesced sum."""
+    job = state.engine.submit_coo(parts.core_tensor(), options)
+
+    def run() -> torch.Tensor:
+        if state.await_job(job, options.name) == _core.Outcome.DONE:
+            return parts.fetch(job)
+        dense = parts.dense()
+        dense_fallback(state, dense, options.op == _core.ReduceOp.AVG)
+        return parts.from_dense(dense)
+
+    return run
+
+
+def _submit_coo(state: State, tensor: torch.Tensor, options: _core.JobOptions) -> Pending:
+    parts = CooParts.of(tensor)
+
+    def start() -> Callable[[], Any]:
+        finish = submit_coo(state, parts, options)
+
+        def run() -> list[torch.Tensor]:
+            # Not on a detached tensor: that has indices of its own, and only those would be
+            # replaced.
+            with torch.no_grad():
+                return [tensor.copy_(finish())]
+
+        return run
+
+    return state.call(start)

@@ -1,0 +1,122 @@
+"""Runs a function in n real processes that form a Gloo group, and gives back what each returned.
+
+Only children that were started here are ended. Time-outs are short: what hangs fails, with the
+names of ranks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import socket
+import tempfile
+import time
+import traceback
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+GROUP_TIMEOUT_S = 40
+
+
+class RankError(AssertionError):
+    """A rank failed or hung; the text has its traceback."""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def _child(rank, size, folder, init_method, body, args):
+    torch.set_num_threads(1)
+    result = {"value": None, "error": None}
+    try:
+        dist.init_process_group(
+            "gloo",
+            init_method=init_method,
+            rank=rank,
+            world_size=size,
+            timeout=timedelta(seconds=GROUP_TIMEOUT_S),
+        )
+        result["value"] = body(rank, size, *args)
+    except BaseException:
+        result["error"] = traceback.format_exc()
+    (Path(folder) / f"{rank}.part").write_bytes(pickle.dumps(result))
+    os.replace(Path(folder) / f"{rank}.part", Path(folder) / f"{rank}.result")
+
+
+def run_ranks(size, body, *args, timeout_s=150.0, env=None, store="file", exit_codes=True):
+    """[body(rank, size, *args) for each rank], run in `size` processes; RankError if one fails.
+
+    `body` is a function at the top of a test module. exit_codes: whether processes must end with 0.
+    """
+    context = mp.get_context("spawn")
+    with tempfile.TemporaryDirectory(prefix="zensync-test-") as folder:
+        init_method = f"file://{folder}/store"
+        if store == "tcp":
+            init_method = f"tcp://127.0.0.1:{free_port()}"
+        children = [
+            context.Process(target=_child, args=(rank, size, folder, init_method, body, args))
+            for rank in range(size)
+        ]
+        with _environment(env or {}):  # before the start: settings are read once, at first use
+            for child in children:
+                child.start()
+        until = time.monotonic() + timeout_s
+        for child in children:
+            child.join(max(until - time.monotonic(), 0.0))
+        codes = [child.exitcode for child in children]
+        for child in children:
+            if child.is_alive():
+                child.kill()
+                child.join()
+        return _collect(Path(folder), codes, exit_codes)
+
+
+@contextlib.contextmanager
+def _environment(env):
+    before = {name: os.environ.get(name) for name in env}
+    os.environ.update(env)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def _collect(folder, codes, exit_codes):
+    values, problems = [], []
+    for rank, code in enumerate(codes):
+        path = folder / f"{rank}.result"
+        if not path.exists():
+            problems.append(f"rank {rank} gave no result (exit code {code}; None: killed, it hung)")
+            continue
+        result = pickle.loads(path.read_bytes())
+        if result["error"]:
+            problems.append(f"rank {rank}:\n{result['error']}")
+        if exit_codes and code != 0:
+            problems.append(f"rank {rank} ended with exit code {code} (None: it hung)")
+        values.append(result["value"])
+    if problems:
+        raise RankError("\n".join(problems))
+    return values
+
+
+def same_bits(tensor: torch.Tensor, group=None) -> bool:
+    """Whether `tensor` has the same bytes on all ranks of a group."""
+    if tensor.layout == torch.sparse_coo:
+        whole = tensor.coalesce()
+        return same_bits(whole.indices(), group) and same_bits(whole.values(), group)
+    mine = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    everyone = [None] * dist.get_world_size(group)
+    dist.all_gather_object(everyone, mine, group=group)
+    return all(other == mine for other in everyone)

@@ -1,0 +1,258 @@
+"""`zensync.all_reduce` in real processes, against the dense sum of inputs whose sums are exact."""
+
+import pytest
+import torch
+import torch.distributed as dist
+import zensync
+from ranks import run_ranks, same_bits
+
+SUM, AVG = dist.ReduceOp.SUM, dist.ReduceOp.AVG
+FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+DTYPES = (*FLOATS, torch.int32, torch.int64)
+# Shapes: scalar, vectors, matrices, more axes, nothing at all, sizes that no rank count divides.
+SHAPES = ((), (1,), (997,), (211, 8), (64, 3, 5), (0,), (0, 4), (4, 0))
+
+
+def make(shape, dtype, rank, density=0.2):
+    """One rank's tensor: small integers, whose sums and halves are exact in every dtype."""
+    generator = torch.Generator().manual_seed(1000 * rank + sum(shape) + len(shape))
+    keep = torch.rand(shape, generator=generator) < density
+    return (torch.randint(-4, 5, shape, generator=generator) * 4 * keep).to(dtype)
+
+
+def oracle(shape, dtype, size, average, **options):
+    total = sum(make(shape, torch.float64, rank, **options) for rank in range(size))
+    return (total / size if average else total).to(dtype)
+
+
+def check(tensor, expected, what):
+    assert tensor.dtype == expected.dtype, what
+    assert torch.equal(tensor, expected), f"{what}: {tensor} is not {expected}"
+    assert same_bits(tensor), what
+
+
+def to_coo(dense, sparse_dim, rank):
+    """As COO, uncoalesced on odd ranks: every entry is stored in two parts."""
+    coo = dense.to_sparse_coo() if sparse_dim == dense.dim() else dense.to_sparse(sparse_dim)
+    if rank % 2 == 0 or coo._nnz() == 0:
+        return coo
+    indices, values = coo.indices(), coo.values()
+    half = torch.div(values, 2, rounding_mode="trunc")
+    parts = torch.cat([half, values - half]), torch.cat([indices, indices], dim=1)
+    return torch.sparse_coo_tensor(parts[1], parts[0], dense.shape, check_invariants=False)
+
+
+def body_strided(rank, size):
+    for dtype in DTYPES:
+        for shape in SHAPES:
+            for op in (SUM, AVG) if dtype.is_floating_point and size != 3 else (SUM,):
+                tensor = make(shape, dtype, rank)
+                assert zensync.all_reduce(tensor, op) is None
+                check(tensor, oracle(shape, dtype, size, op == AVG), f"{dtype} {shape} {op}")
+    for density in (0.0, 1.0):
+        tensor = make((500, 4), torch.float32, rank, density)
+        zensync.all_reduce(tensor, name=f"density {density}")
+        check(tensor, oracle((500, 4), torch.float32, size, False, density=density), density)
+
+
+def body_coo(rank, size):
+    for dtype in DTYPES:
+        for shape, sparse_dim in (((211, 8), 1), ((997,), 1), ((20, 30), 2), ((5, 6, 7), 2)):
+            for op in (SUM, AVG) if dtype.is_floating_point and size != 3 else (SUM,):
+                tensor = to_coo(make(shape, dtype, rank), sparse_dim, rank)
+                same = tensor
+                zensync.all_reduce(tensor, op)
+                assert tensor is same
+                assert tensor.is_coalesced()
+                assert tensor.sparse_dim() == sparse_dim
+                expected = oracle(shape, dtype, size, op == AVG)
+                check(tensor.to_dense(), expected, f"{dtype} {shape} {op}")
+                assert same_bits(tensor)
+    empty = torch.sparse_coo_tensor(
+        torch.zeros((1, 0), dtype=torch.int64), torch.zeros(0, 3), (9, 3)
+    )
+    zensync.all_reduce(empty)
+    assert empty._nnz() == 0
+    big = torch.sparse_coo_tensor(
+        torch.tensor([[rank, 2**33 - 1]]), torch.ones(2, 2), (2**33, 2), check_invariants=False
+    )
+    zensync.all_reduce(big)
+    assert big.indices().tolist() == [[*range(size), 2**33 - 1]]
+    assert big.values()[-1].tolist() == [size, size]
+
+
+def body_views(rank, size):
+    expected = oracle((60, 8), torch.float32, size, False)
+    base = torch.full((60, 16), 7.0)
+    base[:, ::2] = make((60, 8), torch.float32, rank)
+    zensync.all_reduce(base[:, ::2])
+    check(base[:, ::2].contiguous(), expected, "strided")
+    assert (base[:, 1::2] == 7).all(), "what lies between is untouched"
+    turned = make((60, 8), torch.float32, rank).t()
+    zensync.all_reduce(turned)
+    check(turned.t().contiguous(), expected, "transposed")
+    negative = torch.view_as_complex(
+        torch.stack([torch.zeros(480), -make((60, 8), torch.float32, rank).reshape(-1)], 1)
+    ).conj()
+    zensync.all_reduce(negative.imag)  # has the negative bit
+    check(negative.imag.clone().reshape(60, 8), expected, "negated view")
+    odd = torch.zeros(1 + 480)[1:].view(60, 8)  # aligned to the element only
+    odd.copy_(make((60, 8), torch.float32, rank))
+    zensync.all_reduce(odd)
+    check(odd, expected, "odd address")
+    leaf = make((60, 8), torch.float32, rank).requires_grad_()
+    zensync.all_reduce(leaf)
+    check(leaf.detach(), expected, "requires grad")
+
+
+def body_rows_and_async(rank, size):
+    for step in range(3):
+        tensor = make((300, 6), torch.float32, rank, 0.02)
+        ids = tensor.any(dim=1).nonzero().reshape(-1).flip(0)
+        zensync.all_reduce(tensor, rows=torch.cat([ids, ids[:2]]), name="rows")
+        expected = oracle((300, 6), torch.float32, size, False, density=0.02)
+        check(tensor, expected, f"rows, step {step}")
+    nothing = torch.zeros(300, 6)
+    zensync.all_reduce(nothing, rows=torch.zeros(0, dtype=torch.int64), name="rows")
+    assert not nothing.any()
+    tensors = [make((200, 4), dtype, rank) for dtype in DTYPES]
+    works = [zensync.all_reduce(tensor, async_op=True) for tensor in tensors]
+    for work, tensor, dtype in zip(works, tensors, DTYPES, strict=True):
+        assert work.wait() is True
+        assert work.is_completed()
+        assert work.exception() is None
+        assert work.get_future().wait()[0] is tensor
+        assert work.result()[0] is tensor
+        check(tensor, oracle((200, 4), dtype, size, False), f"async {dtype}")
+
+
+def body_adapts(rank, size):
+    """A tensor without zeros goes to the dense all-reduce after its first job, COO too."""
+    state = zensync.State()
+    for step in range(4):
+        tensor = make((2000, 16), torch.float32, rank, 1.0)
+        zensync.all_reduce(tensor, AVG, name="full", state=state)
+        check(tensor, oracle((2000, 16), torch.float32, size, True, density=1.0), step)
+        coo = to_coo(make((2000, 16), torch.float16, rank, 1.0), 1, rank)
+        zensync.all_reduce(coo, name="full coo", state=state)
+        expected = oracle((2000, 16), torch.float16, size, False, density=1.0)
+        check(coo.to_dense(), expected, f"coo {step}")
+    outcomes = {name: report["outcome"] for name, report in state.stats()["tensors"].items()}
+    assert outcomes == {"full": "use_dense", "full coo": "use_dense"}, outcomes
+    state.close()
+
+
+def body_same_again(rank, size):
+    """Bytes of inexact sums, for a comparison between two runs in new processes."""
+    generator = torch.Generator().manual_seed(rank)
+    values = b""
+    for _ in range(3):
+        tensor = torch.randn(400, 8, generator=generator)
+        tensor[torch.rand(400, generator=generator) < 0.9] = 0
+        zensync.all_reduce(tensor, name="table")
+        assert same_bits(tensor)
+        values += tensor.numpy().tobytes()
+    return values
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_strided(size):
+    run_ranks(size, body_strided)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_coo(size):
+    run_ranks(size, body_coo, store="tcp")
+
+
+def body_rest(rank, size):
+    body_views(rank, size)
+    body_rows_and_async(rank, size)
+    body_adapts(rank, size)
+
+
+def test_views_rows_async_and_adapting():
+    run_ranks(2, body_rest)
+
+
+def test_same_bits_in_new_processes():
+    first, second = run_ranks(3, body_same_again), run_ranks(3, body_same_again)
+    assert first == second
+    assert len(set(first)) == 1
+
+
+# What is refused, and what ranks that disagree learn.
+
+
+def refused():
+    values = torch.ones(4, 4)
+    quantised = torch.quantize_per_tensor(values, 1.0, 0, torch.qint8)
+    return {
+        "complex": values.to(torch.complex64),
+        "bool": values.bool(),
+        "uint8": values.to(torch.uint8),
+        "CSR": values.to_sparse_csr(),
+        "CSC": values.to_sparse_csc(),
+        "BSR": values.to_sparse_bsr((2, 2)),
+        "quantised": quantised,
+        "meta": values.to("meta"),
+        "expanded": torch.ones(1, 4).expand(4, 4),
+        "complex COO": values.to(torch.complex64).to_sparse(),
+    }
+
+
+def body_refused(rank, size):
+    state = zensync.State()
+    for word, tensor in refused().items():
+        with pytest.raises(zensync.UnsupportedError):
+            zensync.all_reduce(tensor, state=state)
+        assert state.stats()["jobs"] == 0, word
+    for tensor, op in ((torch.ones(4, dtype=torch.int32), AVG), (torch.ones(4), dist.ReduceOp.MAX)):
+        with pytest.raises(zensync.UnsupportedError):
+            zensync.all_reduce(tensor, op, state=state)
+    for rows in (torch.tensor([4]), torch.tensor([-1]), torch.tensor([0.5]), [0]):
+        with pytest.raises(zensync.Error, match="rows="):
+            zensync.all_reduce(torch.ones(4), rows=rows, state=state)
+    coo = torch.ones(4).to_sparse()
+    with pytest.raises(zensync.Error, match="own indices"):
+        zensync.all_reduce(coo, rows=torch.tensor([0]), state=state)
+    assert state.stats()["sent_bytes"] == 0
+    tensor = torch.ones(4)
+    zensync.all_reduce(tensor, state=state)  # none of it hurt the State
+    assert tensor.tolist() == [size] * 4
+    state.close()
+
+
+def body_mismatch(rank, size):
+    """One rank differs in shape, dtype, layout, op or name: MismatchError on all, then refusal."""
+    odd = rank == size - 1
+    cases = {
+        "shape": lambda: (torch.ones(6 if odd else 5, 3), SUM, "t"),
+        "dtype": lambda: (torch.ones(5, 3, dtype=torch.float64 if odd else None), SUM, "t"),
+        "layout": lambda: (torch.ones(5, 3).to_sparse(1) if odd else torch.ones(5, 3), SUM, "t"),
+        "op": lambda: (torch.ones(5, 3), AVG if odd else SUM, "t"),
+        "name": lambda: (torch.ones(5, 3), SUM, "u" if odd else "t"),
+    }
+    for word, case in cases.items():
+        state = zensync.State()
+        tensor, op, name = case()
+        with pytest.raises(zensync.MismatchError) as caught:
+            zensync.all_reduce(tensor, op, name=name, state=state)
+        assert caught.value is state.last_error, word
+        with pytest.raises(zensync.MismatchError):
+            zensync.all_reduce(torch.ones(2), state=state)
+        state.close()
+
+
+def body_errors(rank, size):
+    body_refused(rank, size)
+    body_mismatch(rank, size)
+
+
+def test_refused_and_mismatched():
+    run_ranks(3, body_errors, timeout_s=60)
+
+
+def test_without_a_group():
+    with pytest.raises(zensync.Error, match="init_process_group"):
+        zensync.all_reduce(torch.ones(3))

@@ -1,0 +1,216 @@
+"""The slow-link network: made, limited, counted, removed, and not left behind. Needs root."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from zensync.lab.slow_net import LinkSpec, SlowNet, SlowNetError, remove_stale, why_not
+
+TOOL = Path(__file__).resolve().parents[2] / "tools/slow_net.py"
+PAYLOAD_BYTES = 1_000_000
+
+pytestmark = pytest.mark.skipif(
+    why_not() is not None, reason=f"a slow-link network {why_not() or 'can be made'}"
+)
+
+RECEIVE = """
+import socket, sys
+with socket.create_server((sys.argv[1], 4000)) as server:
+    print("ready", flush=True)
+    link, _ = server.accept()
+    while link.recv(1 << 16):
+        pass
+    link.sendall(b".")
+"""
+SEND = f"""
+import socket, sys, time
+link = socket.create_connection((sys.argv[1], 4000), timeout=20)
+began = time.monotonic()
+link.sendall(bytes({PAYLOAD_BYTES}))
+link.shutdown(socket.SHUT_WR)
+assert link.recv(1) == b"."
+print(time.monotonic() - began)
+"""
+KEEP_OPEN = """
+import subprocess, sys, time
+from zensync.lab.slow_net import SlowNet
+with SlowNet(2) as net:
+    child = subprocess.Popen(net.command(1, ["sleep", "60"]))
+    print(net.namespace(1), child.pid, flush=True)
+    time.sleep(60)
+"""
+
+
+def namespaces() -> str:
+    return subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout
+
+
+def is_running(pid: int) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] != "Z"
+
+
+def wait_until_ended(pid: int) -> bool:
+    deadline = time.monotonic() + 5
+    while is_running(pid) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return not is_running(pid)
+
+
+def send(net: SlowNet, source: int, target: int) -> float:
+    """Seconds that PAYLOAD_BYTES take from one host to another."""
+    receiver = subprocess.Popen(
+        net.command(target, [sys.executable, "-c", RECEIVE, net.address(target)]),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert receiver.stdout is not None
+        assert receiver.stdout.readline() == "ready\n"
+        done = net.run(source, [sys.executable, "-c", SEND, net.address(target)], timeout_s=30)
+        assert done.returncode == 0, done.stderr
+        return float(done.stdout)
+    finally:
+        receiver.kill()
+        receiver.wait()
+        if receiver.stdout:
+            receiver.stdout.close()
+
+
+def test_links_are_slow_and_bytes_are_counted():
+    with SlowNet(3, LinkSpec(rate="20mbit")) as net:
+        before = [net.counters(host) for host in range(3)]
+        seconds = send(net, 0, 1)
+        after = [net.counters(host) for host in range(3)]
+    # A full bucket, 131 kB, is free on the way; the rest takes 0.35 s.
+    assert 0.3 < seconds < 5
+    sent = after[0].sent_bytes - before[0].sent_bytes
+    received = after[1].received_bytes - before[1].received_bytes
+    assert PAYLOAD_BYTES < sent < 1.1 * PAYLOAD_BYTES
+    assert PAYLOAD_BYTES < received < 1.1 * PAYLOAD_BYTES
+    assert after[2].sent_bytes - before[2].sent_bytes < 1000
+    assert after[2].received_bytes - before[2].received_bytes < 1000
+
+
+def test_a_faster_link_takes_less_time():
+    with SlowNet(2, LinkSpec(rate="1gbit", burst="256kb")) as net:
+        assert send(net, 0, 1) < 0.3  # what the test above takes at least
+
+
+def test_every_host_has_a_name_a_loopback_and_reno():
+    with SlowNet(2) as net:
+        words = "hostname; cat /proc/sys/net/ipv4/tcp_congestion_control; ip -br address"
+        said = net.run(1, ["sh", "-c", words]).stdout
+        assert net.namespace(1) in said
+        assert "reno" in said
+        assert "127.0.0.1/8" in said
+        assert net.address(1) in said
+        assert net.address(0) not in said
+
+
+def test_make_again_changes_nothing_and_remove_again_is_no_error():
+    net = SlowNet(2)
+    net.make()
+    try:
+        # A file that only this very network has: made anew, it would be counted from 0.
+        net.run(0, ["sh", "-c", "echo 3 > /proc/sys/net/ipv4/ip_forward"])
+        net.make()
+        assert net.exists()
+        kept = net.run(0, ["cat", "/proc/sys/net/ipv4/ip_forward"]).stdout
+        assert kept.strip() == "3"
+        other = SlowNet(2, LinkSpec(rate="100mbit"))  # same name, another speed: made anew
+        assert not other.exists()
+        other.make()
+        assert other.exists()
+        assert not net.exists()
+    finally:
+        net.remove()
+    net.remove()
+    assert net.namespace(0) not in namespaces()
+
+
+def test_a_failed_make_leaves_nothing():
+    net = SlowNet(2, LinkSpec(rate="quick"))
+    with pytest.raises(SlowNetError, match="quick"):
+        net.make()
+    assert net.namespace(0) not in namespaces()
+
+
+@pytest.mark.parametrize("hosts", [0, 1000])
+def test_impossible_sizes_are_refused(hosts):
+    with pytest.raises(SlowNetError, match="hosts"):
+        SlowNet(hosts)
+
+
+@pytest.fixture
+def other_run():
+    """A process with a network, a namespace of it, and a process inside that."""
+    runner = subprocess.Popen([sys.executable, "-c", KEEP_OPEN], stdout=subprocess.PIPE, text=True)
+    assert runner.stdout is not None
+    name, pid = runner.stdout.readline().split()
+    yield runner, name, int(pid)
+    runner.kill()
+    runner.wait()
+    runner.stdout.close()
+    remove_stale()
+
+
+def test_a_killed_run_is_cleaned_up_by_the_next_make(other_run):
+    runner, name, inside = other_run
+    assert remove_stale() == []  # its owner lives
+    assert is_running(inside)
+    runner.kill()
+    runner.wait()
+    assert name in namespaces()
+    with SlowNet(1):
+        assert name not in namespaces()
+        assert wait_until_ended(inside)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_removes_the_network(other_run, number):
+    runner, name, inside = other_run
+    runner.send_signal(number)
+    assert runner.wait(timeout=10) != 0
+    assert name not in namespaces()
+    assert wait_until_ended(inside)
+
+
+def tool(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(TOOL), *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=30)
+
+
+def test_the_command():
+    try:
+        made = tool("make", "--hosts", "2", "--label", "tool")
+        assert made.returncode == 0, made.stderr
+        names = json.loads(made.stdout)
+        assert len(names) == 2
+        assert all(str(os.getpid()) in name for name in names)  # it lives as long as its caller
+        run = tool("exec", "--hosts", "2", "--host", "1", "--label", "tool", "--", "hostname")
+        assert run.stdout.strip() in names
+        counts = json.loads(tool("counters", "--hosts", "2", "--label", "tool").stdout)
+        assert counts[1].keys() >= {"sent_bytes", "received_bytes"}
+    finally:
+        removed = tool("remove", "--hosts", "2", "--label", "tool")
+    assert removed.returncode == 0
+    assert not any(name in namespaces() for name in names)
+
+
+def test_the_command_runs_one_program_a_host():
+    run = tool("run", "--hosts", "3", "--", "sh", "-c", "echo $ZS_HOST of $ZS_HOSTS")
+    assert run.returncode == 0, run.stderr
+    assert sorted(run.stdout.splitlines()) == ["0 of 3", "1 of 3", "2 of 3"]
+    assert tool("run", "--hosts", "2", "--", "false").returncode == 1
+    assert tool("counters", "--hosts", "2", "--label", "none").returncode == 1

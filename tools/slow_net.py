@@ -1,0 +1,108 @@
+#!/usr/bin/env python3
+"""Makes, uses and removes a slow-link network from a shell; root only, Python alone.
+
+    slow_net.py run --hosts 4 -- COMMAND …     one COMMAND per host, at once; then all is removed
+    slow_net.py make --hosts 4                 stays until `remove`, or until the shell that called
+    slow_net.py exec --hosts 4 --host 1 -- COMMAND …
+    slow_net.py counters --hosts 4             bytes and packets of every host's card, as JSON
+    slow_net.py remove --hosts 4
+    slow_net.py clean                          removes what dead owners left
+
+Commands see ZS_HOST, ZS_HOSTS, MASTER_ADDR and GLOO_SOCKET_IFNAME. The work is done by
+zensync/lab/slow_net.py, which is loaded from this checkout, built or not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+_LIBRARY = Path(__file__).resolve().parents[1] / "python/zensync/lab/slow_net.py"
+
+
+def _load() -> Any:
+    # By path: importing the package would need its compiled core.
+    spec = importlib.util.spec_from_file_location("zensync_slow_net", _LIBRARY)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"cannot load {_LIBRARY}")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("action", choices=["make", "run", "exec", "counters", "remove", "clean"])
+    parser.add_argument("--hosts", type=int, default=2)
+    parser.add_argument("--host", type=int, default=0, help="where `exec` runs")
+    parser.add_argument("--rate", default="200mbit")
+    parser.add_argument("--burst", default="128kb")
+    parser.add_argument("--limit", default="8mb")
+    parser.add_argument("--label", default="a", help="tells networks of one owner apart")
+    parser.add_argument("--owner", type=int, help="process that the network lives as long as")
+    words = sys.argv[1:]
+    at = words.index("--") if "--" in words else len(words)
+    args = parser.parse_args(words[:at])
+    args.command = words[at + 1 :]
+    return args
+
+
+def _run_everywhere(net: Any, command: list[str]) -> int:
+    with net:
+        children = [
+            subprocess.Popen(net.command(host, command), env=os.environ | net.environment(host))
+            for host in range(net.hosts)
+        ]
+        return max(abs(child.wait()) for child in children)
+
+
+def _act(library: Any, args: argparse.Namespace) -> int:
+    if args.action == "clean":
+        print(json.dumps(library.remove_stale()))
+        return 0
+    owner = args.owner or (None if args.action == "run" else os.getppid())
+    spec = library.LinkSpec(rate=args.rate, burst=args.burst, limit=args.limit)
+    net = library.SlowNet(args.hosts, spec, label=args.label, owner=owner)
+    hosts = range(net.hosts)
+    if args.action == "run":
+        return _run_everywhere(net, args.command)
+    if args.action == "exec":
+        environment = os.environ | net.environment(args.host)
+        command = net.command(args.host, args.command)
+        return subprocess.run(command, env=environment, check=False).returncode
+    if args.action == "make":
+        net.make()
+        print(json.dumps({net.namespace(h): net.address(h) for h in hosts}, indent=1))
+    elif args.action == "counters":
+        print(json.dumps([asdict(net.counters(h)) for h in hosts], indent=1))
+    else:
+        net.remove()
+    return 0
+
+
+def main() -> int:
+    """The command; returns the exit status."""
+    args = _arguments()
+    if args.action in ("run", "exec") and not args.command:
+        print("slow_net: what is to run? (… -- COMMAND)", file=sys.stderr)
+        return 2
+    library = _load()
+    try:
+        return _act(library, args)
+    except library.SlowNetError as error:
+        print(f"slow_net: {error}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
