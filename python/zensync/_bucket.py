@@ -35,6 +35,7 @@ class BucketPlan:
     dtype: torch.dtype
     large: list[LargeParameter] = field(default_factory=list)
     rest_name: str = ""
+    scratch: torch.Tensor | None = None  # for a rest that is not contiguous; one step at a time
 
     @classmethod
     def of(
@@ -87,9 +88,14 @@ class Rest:
         self.elems = sum(piece.numel() for piece in self._pieces)
         self.flat: torch.Tensor | None = None
 
-    def gather(self) -> torch.Tensor:
-        """One contiguous tensor with what the pieces hold now."""
-        self.flat = self._pieces[0] if len(self._pieces) == 1 else torch.cat(self._pieces)
+    def gather(self, plan: BucketPlan) -> torch.Tensor:
+        """One contiguous tensor with what the pieces hold now, in memory that `plan` keeps."""
+        if len(self._pieces) == 1:
+            self.flat = self._pieces[0]
+            return self.flat
+        if plan.scratch is None or plan.scratch.numel() != self.elems:
+            plan.scratch = self._pieces[0].new_empty(self.elems)
+        self.flat = torch.cat(self._pieces, out=plan.scratch)
         return self.flat
 
     def put_back(self) -> None:

@@ -84,7 +84,7 @@ def _start(
         if agreed is not None:
             state.await_job(agreed, None)
             # By the reciprocal, before the sum: bit for bit what DDP does without a hook.
-            work = state.dense.start(rest.gather().mul_(1.0 / state.size))
+            work = state.dense.start(rest.gather(plan).mul_(1.0 / state.size))
         use_dense = []
         for one, job in jobs:
             if state.await_job(job, one.name) == _core.Outcome.USE_DENSE:

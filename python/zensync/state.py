@@ -163,7 +163,7 @@ class State:
             sent, received = self._engine.wire_count
             dense, busy_s = self._dense.handed_bytes, self._worker.busy_s
         result.update(sent_bytes=sent, received_bytes=received, dense_bytes=dense, sync_s=busy_s)
-        result["tensors"] = {name: dict(report) for name, report in self._reports.items()}
+        result["tensors"] = {name: dict(report) for name, report in list(self._reports.items())}
         return result
 
     def flush(self) -> None:

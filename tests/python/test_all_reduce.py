@@ -105,6 +105,27 @@ def body_views(rank, size):
     check(leaf.detach(), expected, "requires grad")
 
 
+def body_odd_values(rank, size):
+    """NaN, Inf, zeros with a sign, sums that cancel, denormals while this thread flushes them."""
+    assert torch.set_flush_denormal(True)
+    for scheme in ("balanced", "recursive_doubling", "agsparse", "dense_ring"):
+        with zensync.State(scheme=scheme) as state:
+            least = torch.tensor([1, 1], dtype=torch.int32).view(torch.float32)
+            tensor = torch.zeros(100)
+            tensor[0:2] = torch.tensor([float("nan"), float("inf")]) if rank == 0 else 0.0
+            tensor[2] = -0.0 if rank == 1 else 0.0
+            tensor[3] = 5.0 if rank else -5.0
+            tensor[98:].copy_(least)
+            zensync.all_reduce(tensor, state=state)
+            assert same_bits(tensor)
+            bits = tensor.view(torch.int32)
+            assert bits[98:].tolist() == [size, size], "denormals add up exactly"
+            assert tensor[0] != tensor[0]
+            assert tensor[1] == float("inf")
+            assert bits[2:98].tolist() == [0] * 96, "+0.0 everywhere"
+    torch.set_flush_denormal(False)
+
+
 def body_rows_and_async(rank, size):
     for step in range(3):
         tensor = make((300, 6), torch.float32, rank, 0.02)
@@ -167,6 +188,7 @@ def test_coo(size):
 
 def body_rest(rank, size):
     body_views(rank, size)
+    body_odd_values(rank, size)
     body_rows_and_async(rank, size)
     body_adapts(rank, size)
 

@@ -1,6 +1,7 @@
-// A job of all ranks as data: inputs in every storage, the sum that must come out, and the comparison.
-// Place: tests/support. A Case owns its memory and must outlive the jobs made from it. The oracle adds in
-// rank order in the type of sums, so it is exact for one-shot schemes, and for all schemes on small integers.
+// A job of all ranks as data: inputs in every storage, the sum that must come out, and the
+// comparison. Place: tests/support. A Case owns its memory and must outlive the jobs made from it.
+// The oracle adds in rank order in the type of sums, so it is exact for one-shot schemes, and for
+// all schemes on small integers.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -91,7 +92,8 @@ inline void store_duplicates(const Case& job, RankData& data) {
     data.coo_rows[at] = static_cast<std::int64_t>(data.rows[i]);
     for (std::size_t j = 0; j < spec.row_elems; ++j) {
       const auto part = static_cast<double>(mix64(i * 1000 + j) % 5);
-      const double whole = value_of(load(data.values, i * spec.row_elems + j, spec.dtype), spec.dtype);
+      const double whole =
+          value_of(load(data.values, i * spec.row_elems + j, spec.dtype), spec.dtype);
       const double value = order[at] % 2 == 0 ? part : whole - part;
       store(data.coo_values, at * spec.row_elems + j, spec.dtype, bits_of(value, spec.dtype));
     }
@@ -134,7 +136,8 @@ inline Case make_case(const CaseSpec& spec) {
   return job;
 }
 
-/// A case of which rows and values are written by hand: values[rank][i], rows[rank][i], bits of elements.
+/// A case of which rows and values are written by hand: values[rank][i], rows[rank][i], bits of
+/// elements.
 inline Case manual_case(const CaseSpec& spec, const std::vector<Rows>& rows,
                         const std::vector<std::vector<std::uint64_t>>& bits) {
   Case job{spec, std::vector<RankData>(static_cast<std::size_t>(spec.size))};
@@ -157,8 +160,12 @@ inline JobSpec job_of(Case& job, int rank, const std::string& name) {
   result.op = job.spec.op;
   result.allow_dense = false;
   if (is_coo(job.spec.storage)) {
-    result.input = CooView{data.coo_rows.data(),      data.coo_values.data(), data.coo_rows.size(),
-                           job.spec.rows,             job.spec.row_elems,     job.spec.dtype,
+    result.input = CooView{data.coo_rows.data(),
+                           data.coo_values.data(),
+                           data.coo_rows.size(),
+                           job.spec.rows,
+                           job.spec.row_elems,
+                           job.spec.dtype,
                            job.spec.storage == Storage::kCoo};
     return result;
   }
@@ -172,7 +179,8 @@ inline JobSpec job_of(Case& job, int rank, const std::string& name) {
   return result;
 }
 
-/// The sum of all ranks, in rank order. Computed from the logical rows, so before or after the job ran.
+/// The sum of all ranks, in rank order. Computed from the logical rows, so before or after the job
+/// ran.
 inline Sum oracle(const Case& job) {
   const CaseSpec& spec = job.spec;
   std::map<std::uint64_t, std::vector<std::pair<std::size_t, std::size_t>>> holders;
@@ -226,15 +234,17 @@ inline ::testing::AssertionResult same_bytes(std::span<const std::byte> expected
 inline ::testing::AssertionResult holds(const Case& job, int rank, const Job& done,
                                         const Sum& expected) {
   if (!done.status().ok()) {
-    return ::testing::AssertionFailure() << "rank " << rank << ": " << done.status().error().message;
+    return ::testing::AssertionFailure()
+           << "rank " << rank << ": " << done.status().error().message;
   }
   if (!is_coo(job.spec.storage)) {
     return same_bytes(expected.dense, job.ranks[static_cast<std::size_t>(rank)].dense,
                       job.spec.dtype);
   }
   const auto rows = done.result_rows();
-  if (!std::equal(rows.begin(), rows.end(), expected.rows.begin(), expected.rows.end(),
-                  [](std::int64_t a, std::uint64_t b) { return a == static_cast<std::int64_t>(b); })) {
+  if (!std::equal(
+          rows.begin(), rows.end(), expected.rows.begin(), expected.rows.end(),
+          [](std::int64_t a, std::uint64_t b) { return a == static_cast<std::int64_t>(b); })) {
     return ::testing::AssertionFailure() << "rank " << rank << ": " << rows.size() << " rows for "
                                          << expected.rows.size() << ", or other ones";
   }

@@ -1,6 +1,7 @@
-// One element as bits: the obvious conversions between numbers and every dtype. Place: tests/support.
-// An oracle that shares nothing with the kernels: rounding is done with frexp and nearbyint on doubles.
-// Pure; expects the default rounding mode and no DAZ/FTZ in the calling thread.
+// One element as bits: the obvious conversions between numbers and every dtype. Place:
+// tests/support. An oracle that shares nothing with the kernels: rounding is done with frexp and
+// nearbyint on doubles. Pure; expects the default rounding mode and no DAZ/FTZ in the calling
+// thread.
 #pragma once
 
 #include <cmath>
@@ -58,12 +59,19 @@ inline std::uint64_t bfloat_bits(double value) {
 inline std::uint64_t bits_of(double value, DType t) {
   std::uint64_t bits = 0;
   switch (t) {
-    case DType::kF32: return bits_of_float(static_cast<float>(value));
-    case DType::kF64: std::memcpy(&bits, &value, 8); return bits;
-    case DType::kBF16: return bfloat_bits(value);
-    case DType::kF16: return half_bits(value);
-    case DType::kI32: return static_cast<std::uint32_t>(static_cast<std::int64_t>(value));
-    case DType::kI64: return static_cast<std::uint64_t>(static_cast<std::int64_t>(value));
+    case DType::kF32:
+      return bits_of_float(static_cast<float>(value));
+    case DType::kF64:
+      std::memcpy(&bits, &value, 8);
+      return bits;
+    case DType::kBF16:
+      return bfloat_bits(value);
+    case DType::kF16:
+      return half_bits(value);
+    case DType::kI32:
+      return static_cast<std::uint32_t>(static_cast<std::int64_t>(value));
+    case DType::kI64:
+      return static_cast<std::uint64_t>(static_cast<std::int64_t>(value));
   }
   return 0;
 }
@@ -83,14 +91,20 @@ inline double half_value(std::uint64_t bits) {
 inline double value_of(std::uint64_t bits, DType t) {
   double wide = 0;
   float narrow = 0;
-  const auto word =
-      static_cast<std::uint32_t>(t == DType::kBF16 ? bits << 16 : bits & 0xFFFFFFFFU);
+  const auto word = static_cast<std::uint32_t>(t == DType::kBF16 ? bits << 16 : bits & 0xFFFFFFFFU);
   switch (t) {
-    case DType::kF64: std::memcpy(&wide, &bits, 8); return wide;
-    case DType::kF16: return half_value(bits);
-    case DType::kI32: return static_cast<std::int32_t>(word);
-    case DType::kI64: return static_cast<double>(static_cast<std::int64_t>(bits));
-    default: std::memcpy(&narrow, &word, 4); return narrow;
+    case DType::kF64:
+      std::memcpy(&wide, &bits, 8);
+      return wide;
+    case DType::kF16:
+      return half_value(bits);
+    case DType::kI32:
+      return static_cast<std::int32_t>(word);
+    case DType::kI64:
+      return static_cast<double>(static_cast<std::int64_t>(bits));
+    default:
+      std::memcpy(&narrow, &word, 4);
+      return narrow;
   }
 }
 
@@ -111,8 +125,8 @@ inline bool is_nonzero(std::uint64_t bits, DType t) {
   return (is_float(t) ? bits & ~sign_bit(t) : bits) != 0;
 }
 
-/// The sum of `terms` (bits of `t`) in their order, from +0.0, in sum_dtype(t), divided by `divisor`
-/// and rounded once.
+/// The sum of `terms` (bits of `t`) in their order, from +0.0, in sum_dtype(t), divided by
+/// `divisor` and rounded once.
 inline std::uint64_t ordered_sum(std::span<const std::uint64_t> terms, DType t, double divisor) {
   if (!is_float(t)) {
     std::uint64_t sum = 0;

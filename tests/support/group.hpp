@@ -1,6 +1,7 @@
 // n engines over the loopback in one process, with bounded waits. Place: tests/support.
-// A Group owns its engines and closes them within a bound; a job that does not end in time is a failed
-// test, never a hang. Drivers are wrapped in the counting one, and in another if the test asks for it.
+// A Group owns its engines and closes them within a bound; a job that does not end in time is a
+// failed test, never a hang. Drivers are wrapped in the counting one, and in another if the test
+// asks for it.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -38,7 +39,8 @@ class Group {
   explicit Group(int size, EngineOptions options = {}, const Wrap& wrap = {}) {
     for (auto& driver : make_loopback(size)) {
       auto counted = make_counting(std::move(driver));
-      engines_.push_back(make_engine(wrap ? wrap(std::move(counted)) : std::move(counted), options));
+      engines_.push_back(
+          make_engine(wrap ? wrap(std::move(counted)) : std::move(counted), options));
     }
   }
   Group(const Group&) = delete;
@@ -54,7 +56,8 @@ class Group {
   /// Submits `job` on every rank.
   Jobs submit(Case& job, const std::string& name) {
     Jobs jobs;
-    for (int rank = 0; rank < size(); ++rank) jobs.push_back(engine(rank).submit(job_of(job, rank, name)));
+    for (int rank = 0; rank < size(); ++rank)
+      jobs.push_back(engine(rank).submit(job_of(job, rank, name)));
     return jobs;
   }
   /// Runs `job` on every rank; false, with a failure noted, if it does not end in time.

@@ -14,19 +14,30 @@
 namespace zensync::test {
 
 enum class Pattern {
-  kUniform, kFront, kZipf, kClustered, kStrided, kIdentical, kDisjoint,
-  kOneHot, kEmpty, kFull, kOneRank, kRagged, kEnds,
+  kUniform,
+  kFront,
+  kZipf,
+  kClustered,
+  kStrided,
+  kIdentical,
+  kDisjoint,
+  kOneHot,
+  kEmpty,
+  kFull,
+  kOneRank,
+  kRagged,
+  kEnds,
 };
 inline constexpr Pattern kAllPatterns[] = {
-    Pattern::kUniform,   Pattern::kFront,    Pattern::kZipf,     Pattern::kClustered,
-    Pattern::kStrided,   Pattern::kIdentical, Pattern::kDisjoint, Pattern::kOneHot,
-    Pattern::kEmpty,     Pattern::kFull,     Pattern::kOneRank,  Pattern::kRagged,
+    Pattern::kUniform, Pattern::kFront,     Pattern::kZipf,     Pattern::kClustered,
+    Pattern::kStrided, Pattern::kIdentical, Pattern::kDisjoint, Pattern::kOneHot,
+    Pattern::kEmpty,   Pattern::kFull,      Pattern::kOneRank,  Pattern::kRagged,
     Pattern::kEnds};
 
 inline std::string_view pattern_name(Pattern pattern) {
-  constexpr std::string_view kNames[] = {"uniform", "front",    "zipf",     "clustered", "strided",
-                                         "identical", "disjoint", "one_hot", "empty",    "full",
-                                         "one_rank", "ragged",   "ends"};
+  constexpr std::string_view kNames[] = {"uniform",   "front",    "zipf",    "clustered", "strided",
+                                         "identical", "disjoint", "one_hot", "empty",     "full",
+                                         "one_rank",  "ragged",   "ends"};
   return kNames[static_cast<int>(pattern)];
 }
 
@@ -98,27 +109,36 @@ inline Rows rows_of_rank(const PatternSpec& spec, int rank) {
   const double d = spec.density;
   const auto flat = [d](std::uint64_t, double) { return d; };
   switch (spec.pattern) {
-    case Pattern::kUniform: return keep_rows(rows, own, flat);
+    case Pattern::kUniform:
+      return keep_rows(rows, own, flat);
     case Pattern::kFront:
       return keep_rows(rows, own, [d](std::uint64_t, double x) {
         return std::min(1.0, 6 * d * std::exp(-6 * x));
       });
     case Pattern::kZipf:
       return zipf_rows(rows, own, static_cast<std::uint64_t>(d * 2 * static_cast<double>(rows)));
-    case Pattern::kClustered: return clustered_rows(rows, own);
+    case Pattern::kClustered:
+      return clustered_rows(rows, own);
     case Pattern::kStrided:
       return keep_rows(rows, own, [](std::uint64_t row, double) { return row % 16 == 0; });
-    case Pattern::kIdentical: return keep_rows(rows, spec.seed, flat);
+    case Pattern::kIdentical:
+      return keep_rows(rows, spec.seed, flat);
     case Pattern::kDisjoint:
       return keep_rows(rows, spec.seed, [&spec, r, d](std::uint64_t row, double) {
         return row % static_cast<std::uint64_t>(spec.size) == r ? 4 * d : 0;
       });
-    case Pattern::kOneHot: return {mix64(own) % rows};
-    case Pattern::kEmpty: return {};
-    case Pattern::kFull: return spread_rows(rows, rows);
-    case Pattern::kOneRank: return rank == spec.size / 2 ? keep_rows(rows, own, flat) : Rows();
-    case Pattern::kRagged: return spread_rows(rows, power_of_ten(rank));
-    case Pattern::kEnds: return rows == 1 ? Rows{0} : Rows{0, rows - 1};
+    case Pattern::kOneHot:
+      return {mix64(own) % rows};
+    case Pattern::kEmpty:
+      return {};
+    case Pattern::kFull:
+      return spread_rows(rows, rows);
+    case Pattern::kOneRank:
+      return rank == spec.size / 2 ? keep_rows(rows, own, flat) : Rows();
+    case Pattern::kRagged:
+      return spread_rows(rows, power_of_ten(rank));
+    case Pattern::kEnds:
+      return rows == 1 ? Rows{0} : Rows{0, rows - 1};
   }
   return {};
 }

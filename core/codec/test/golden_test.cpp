@@ -1,6 +1,6 @@
-// Wire bytes that are kept in files: a change of the format shows here, and must change kWireVersion.
-// Place: tests of codec; files in golden/, hex, 32 bytes a line. Written bytes are compared with the files, and
-// the files are read with the codec and with the obvious reader.
+// Wire bytes that are kept in files: a change of the format shows here, and must change
+// kWireVersion. Place: tests of codec; files in golden/, hex, 32 bytes a line. Written bytes are
+// compared with the files, and the files are read with the codec and with the obvious reader.
 // ZENSYNC_WRITE_GOLDEN=1 writes the files anew (and fails, so that it is never left on).
 #include <gtest/gtest.h>
 
@@ -95,8 +95,7 @@ std::vector<Golden> all_golden() {
   all[4].spec.unit_bytes = 2;
   for (Golden& golden : all) {
     golden.spec.header.kind = MessageKind::kPush;
-    golden.spec.header.codec =
-        golden.name == "raw64" ? IndexCodec::kRaw64 : IndexCodec::kBlocks;
+    golden.spec.header.codec = golden.name == "raw64" ? IndexCodec::kRaw64 : IndexCodec::kBlocks;
     golden.spec.header.values_dtype = golden.dtype;
     golden.spec.header.sequence = 7;
     golden.spec.header.total_units = golden.slots.size() + 5;

@@ -1,5 +1,5 @@
-// Job headers: each field that differs is an error that names the field, both values, the peer and the tensor.
-// Place: tests of codec. A table of fields; the control is the pair of equal headers.
+// Job headers: each field that differs is an error that names the field, both values, the peer and
+// the tensor. Place: tests of codec. A table of fields; the control is the pair of equal headers.
 #include "zensync/codec/headers.hpp"
 
 #include <gtest/gtest.h>

@@ -1,6 +1,7 @@
-// Bytes from elsewhere: flipped, cut, random, crafted. Place: tests of codec; run them under ASan too.
-// With digests every change of one bit is found. Without them a message is refused, or what is read passes an
-// independent walk: offsets ascend, lie in range, and nothing outside the message is touched.
+// Bytes from elsewhere: flipped, cut, random, crafted. Place: tests of codec; run them under ASan
+// too. With digests every change of one bit is found. Without them a message is refused, or what is
+// read passes an independent walk: offsets ascend, lie in range, and nothing outside the message is
+// touched.
 #include <gtest/gtest.h>
 
 #include "obvious_reader.hpp"
@@ -37,7 +38,8 @@ std::vector<std::pair<MessageSpec, Slots>> samples() {
   return all;
 }
 
-/// Parses and reads `message`; true if it was accepted, after the walk. Fails the test on an unsound set.
+/// Parses and reads `message`; true if it was accepted, after the walk. Fails the test on an
+/// unsound set.
 bool accepts(const Bytes& message, const Expected& expected) {
   bool was_accepted = false;
   for (const kernels::Table* table : kernels::available()) {
@@ -50,7 +52,8 @@ bool accepts(const Bytes& message, const Expected& expected) {
       return false;
     }
     const ParsedMessage& view = parsed.value();
-    EXPECT_EQ(48 + view.job_headers.size() + view.values.size() + view.index.size(), message.size());
+    EXPECT_EQ(48 + view.job_headers.size() + view.values.size() + view.index.size(),
+              message.size());
     for (std::size_t i = 0; i < view.header.job_headers; ++i) job_header_of(view, i);
     SparseSet set;
     const Status status = read_set(*table, view, expected, set);

@@ -1,5 +1,6 @@
-// Writer to reader and back, for each codec policy: slots, values, headers, sizes. Place: tests of codec.
-// Oracle: the obvious reader (bit by bit) and the sizes that `traffic` uses. All kernel tables write equal bytes.
+// Writer to reader and back, for each codec policy: slots, values, headers, sizes. Place: tests of
+// codec. Oracle: the obvious reader (bit by bit) and the sizes that `traffic` uses. All kernel
+// tables write equal bytes.
 #include "zensync/codec/message.hpp"
 
 #include <gtest/gtest.h>
@@ -59,8 +60,8 @@ void check_sizes(const MessageSpec& spec, const Slots& found, const Bytes& messa
   const IndexChoice choice = choose_index(policy, found.size(), spec.slots, blocks_bytes);
   EXPECT_EQ(integer_at(message, 24, 8), choice.bytes);
   EXPECT_EQ(static_cast<IndexCodec>(message[10]), choice.codec);
-  EXPECT_EQ(message.size(), message_bytes(spec.job_headers.size(), found.size(), spec.unit_bytes,
-                                          choice.bytes));
+  EXPECT_EQ(message.size(),
+            message_bytes(spec.job_headers.size(), found.size(), spec.unit_bytes, choice.bytes));
   if (policy == IndexCodec::kBlocks && !found.empty()) {
     const std::uint64_t raw = found.size() * (spec.slots <= (1ULL << 32) ? 4 : 8);
     EXPECT_EQ(choice.bytes, found.size() <= kRawUnits ? std::min(raw, blocks_bytes) : blocks_bytes);
@@ -102,8 +103,9 @@ void check_round_trip(const MessageSpec& spec, std::uint64_t width, DType dtype,
 class RoundTrip : public ::testing::TestWithParam<IndexCodec> {};
 
 TEST_P(RoundTrip, SlotsAndValues) {
-  for (std::uint64_t slots : {1ULL, 2ULL, 7ULL, 64ULL, 1000ULL, 16383ULL, 16384ULL, 16385ULL, 50001ULL,
-                              131072ULL, (1ULL << 32), (1ULL << 32) + 1, (1ULL << 33) + 77}) {
+  for (std::uint64_t slots :
+       {1ULL, 2ULL, 7ULL, 64ULL, 1000ULL, 16383ULL, 16384ULL, 16385ULL, 50001ULL, 131072ULL,
+        (1ULL << 32), (1ULL << 32) + 1, (1ULL << 33) + 77}) {
     for (const Slots& found : selections(slots)) {
       MessageSpec spec;
       spec.header.codec = GetParam();
@@ -150,8 +152,18 @@ INSTANTIATE_TEST_SUITE_P(Policies, RoundTrip, ::testing::ValuesIn(kPolicies));
 /// Headers arrive as they were given; job headers too, though they may lie unaligned.
 TEST(Message, HeadersArrive) {
   MessageSpec spec;
-  spec.header = {0, kWireVersion, MessageKind::kGather, IndexCodec::kBlocks, DType::kF32, 9, 4, 0, 0,
-                 0, 1ULL << 40, 77};
+  spec.header = {0,
+                 kWireVersion,
+                 MessageKind::kGather,
+                 IndexCodec::kBlocks,
+                 DType::kF32,
+                 9,
+                 4,
+                 0,
+                 0,
+                 0,
+                 1ULL << 40,
+                 77};
   JobHeader first;
   first.key = 5;
   first.rows = 1ULL << 35;
@@ -189,7 +201,8 @@ TEST(Message, DenseValuesHaveNoIndex) {
   EXPECT_EQ(parsed.value().values.size(), 40U);
 }
 
-/// `add_set` writes the same bytes as blocks added one by one; the writer is used again without residue.
+/// `add_set` writes the same bytes as blocks added one by one; the writer is used again without
+/// residue.
 TEST(Message, AddSetEqualsAddBlock) {
   MessageSpec spec;
   spec.header.codec = IndexCodec::kBlocks;
@@ -233,8 +246,8 @@ TEST(Message, AnotherPlaceIsAMismatch) {
   for (const Expected& other : {kind, sequence, headers, chunk}) {
     const auto parsed = parse_message(message, other);
     SparseSet set;
-    const Status status = parsed.ok() ? read_set(kernels::active(), parsed.value(), other, set)
-                                      : parsed.status();
+    const Status status =
+        parsed.ok() ? read_set(kernels::active(), parsed.value(), other, set) : parsed.status();
     ASSERT_FALSE(status.ok());
     EXPECT_EQ(status.error().kind, ErrorKind::kMismatch) << status.error().message;
   }

@@ -1,6 +1,6 @@
-// A second reader of messages, bit by bit from docs/wire_format.md, and makers of slots. Place: tests of codec.
-// It shares no code with the codec: what both read alike is what the document says. It expects valid messages
-// (of a writer or a golden file) and fails the test on others.
+// A second reader of messages, bit by bit from docs/wire_format.md, and makers of slots. Place:
+// tests of codec. It shares no code with the codec: what both read alike is what the document says.
+// It expects valid messages (of a writer or a golden file) and fails the test on others.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -103,8 +103,8 @@ class ObviousReader {
   std::size_t at_ = 0;
 };
 
-/// The slots of a set, after its structure was walked: blocks ascend, offsets ascend and lie in their block,
-/// counts add up. Empty optional-like `ok` false says that the set is broken.
+/// The slots of a set, and whether its structure is sound: blocks ascend, offsets ascend and lie in
+/// their block, counts add up.
 struct Walk {
   bool is_sound = true;
   Slots slots;
@@ -130,7 +130,7 @@ inline Walk walk(const SparseSet& set, std::uint64_t slots) {
   return result;
 }
 
-/// Writes `slots_found` as one message, its values counted up; the writer keeps the bytes.
+/// A message without its slots.
 struct MessageSpec {
   MessageHeader header;
   std::vector<JobHeader> job_headers;
@@ -138,8 +138,10 @@ struct MessageSpec {
   std::size_t unit_bytes = 4;
   bool verify = true;
 };
-inline Bytes write_message(const kernels::Table& table, const MessageSpec& spec,
-                           const Slots& found, MessageWriter& writer) {
+
+/// Writes a message with a unit at each of `found` (ascending), its values counted up.
+inline Bytes write_message(const kernels::Table& table, const MessageSpec& spec, const Slots& found,
+                           MessageWriter& writer) {
   writer.begin(table, spec.header, spec.job_headers, spec.slots);
   std::vector<std::uint16_t> offsets;
   std::size_t value = 0;

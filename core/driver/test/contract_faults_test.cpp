@@ -160,6 +160,22 @@ TEST_P(Faults, AnAbortIsSeenBehindUnreadMessages) {
   });
 }
 
+TEST_P(Faults, AnAbortStuckBehindALargeMessageComesByOthers) {
+  make(3);
+  on_ranks(3, [&](int rank) {
+    Buffer in;
+    if (rank == 2) {
+      const auto message = message_of(1, 32 << 20);
+      Exchange exchange;
+      exchange.sends.push_back({Rank{0}, message});
+      ASSERT_TRUE(driver(2)->exchange(exchange, soon()).ok());
+      driver(2)->abort(kReason);
+    } else {
+      expect_reason(driver(rank)->exchange(waiting_for(1 - rank, in), soon()), 2);
+    }
+  });
+}
+
 TEST_P(Faults, AnAbortWinsOverTheEndOfItsRank) {
   make(2);
   driver(1)->abort(kReason);

@@ -195,6 +195,27 @@ TEST_P(Contract, ARankThatIsDoneMayGoWhileOthersWait) {
   });
 }
 
+TEST_P(Contract, ALastMessageWaitsForItsRecvWhileOthersAreAwaited) {
+  Drivers drivers = GetParam().make(3);
+  on_ranks(3, [&](int rank) {
+    auto& driver = drivers[static_cast<std::size_t>(rank)];
+    const auto message = message_of(6, 100);
+    Buffer in;
+    if (rank == 0) {
+      ASSERT_TRUE(driver->exchange(waiting_for(1, in), soon()).ok());
+      ASSERT_TRUE(driver->exchange(waiting_for(2, in), soon()).ok());
+      EXPECT_TRUE(holds(in, 6, 100));
+      return;
+    }
+    if (rank == 1) std::this_thread::sleep_for(150ms);  // by then rank 2 is gone
+    Exchange exchange;
+    exchange.sends.push_back({Rank{0}, message});
+    ASSERT_TRUE(driver->exchange(exchange, soon()).ok());
+    ASSERT_TRUE(driver->flush(soon()).ok());
+    driver.reset();
+  });
+}
+
 TEST_P(Contract, BuffersKeepTheirMemory) {
   Drivers drivers = GetParam().make(2);
   on_ranks(2, [&](int rank) {

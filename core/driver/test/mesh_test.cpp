@@ -3,6 +3,7 @@
 // sockets.
 #include <gtest/gtest.h>
 
+#include <future>
 #include <optional>
 
 #include "messages.hpp"
@@ -128,19 +129,46 @@ TEST_F(MeshTest, ARankThatNeverComesIsNamed) {
 
 TEST_F(MeshTest, ARankThatPublishesButNeverConnectsIsNamed) {
   auto files = make_file_rendezvous(folder_.path());
-  std::optional<Stranger> silent;
+  std::promise<Stranger> arrived;
   WatchedRendezvous rendezvous(*files, [&](const std::string& key, const std::string& value) {
     if (key != "mesh/rank/0") return;
     ASSERT_TRUE(files->set("mesh/rank/1", value).ok());
-    silent.emplace(port_of(value));
+    arrived.set_value(Stranger(port_of(value)));
   });
   auto options = mesh_options(0, 2);
-  options.timeout = 2600ms;
+  options.timeout = 3500ms;
+  const auto start = Clock::now();
+  Clock::duration closed_after{};
+  std::thread listener([&] {
+    Stranger silent = arrived.get_future().get();
+    EXPECT_EQ(silent.listen_until_closed(5000), 0);
+    closed_after = Clock::now() - start;
+  });
   const auto opened = open_native_mesh(options, rendezvous);
+  listener.join();
   ASSERT_FALSE(opened.ok());
   EXPECT_EQ(opened.error().kind, ErrorKind::kDeadline);
   EXPECT_EQ(opened.error().culprit.value, 1);
-  EXPECT_EQ(silent->listen_until_closed(1000), 0);
+  EXPECT_GE(closed_after, 1900ms);
+  EXPECT_LT(closed_after, 3200ms);  // not only at the end of start-up
+}
+
+TEST_F(MeshTest, AReasonThatComesSoonExplainsALostPeer) {
+  auto opened = open(3, [](NativeMeshOptions&) {});
+  const Error reason = make_error(ErrorKind::kCapacity, "no memory on rank 2", Rank{2});
+  on_ranks(2, [&](int rank) {
+    if (rank == 1) {
+      std::this_thread::sleep_for(50ms);
+      opened[2].reset();
+      std::this_thread::sleep_for(5ms);
+      driver(opened, 1).abort(reason);
+      return;
+    }
+    Buffer in;
+    const Status status = driver(opened, 0).exchange(waiting_for(2, in), soon());
+    ASSERT_FALSE(status.ok());
+    EXPECT_EQ(status.error().kind, ErrorKind::kCapacity) << status.error().message;
+  });
 }
 
 TEST_F(MeshTest, RanksOfOneHostShareIt) {

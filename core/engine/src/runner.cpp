@@ -152,6 +152,10 @@ Status Runner::run_sparse(JobState& job, SchemeContext& context) {
   context.counts = &counts;
   SchemeTask task = start_scheme(context);
   if (Status status = drive(task); !status.ok()) return status;
+  if (!job.sink.is_complete()) {
+    return make_error(ErrorKind::kCorruptMessage,
+                      "the last row of a COO tensor came in part only");
+  }
   JobReport& report = job.result.report;
   if (!counts.units.empty()) {
     report.units = counts.units[static_cast<std::size_t>(driver_.rank().value)];

@@ -1,6 +1,7 @@
-// Scheme `auto` over many jobs of one tensor: sparsity changes, plans change with it, results stay right, all
-// ranks choose alike; to dense above 0.15, back below 0.10 by the probe of every 64th round.
-// Place: tests of the engine. The caller's part of Outcome::kUseDense (a dense all-reduce) is not run here.
+// Scheme `auto` over many jobs of one tensor: sparsity changes, plans change with it, results stay
+// right, all ranks choose alike; to dense above 0.15, back below 0.10 by the probe of every 64th
+// round. Place: tests of the engine. The caller's part of Outcome::kUseDense (a dense all-reduce)
+// is not run here.
 #include <gtest/gtest.h>
 
 #include <set>
@@ -168,7 +169,8 @@ TEST_F(AutoScheme, StartsDenseWhereAskedTo) {
   for (const auto& done : jobs) EXPECT_EQ(done->outcome(), Outcome::kUseDense);
 }
 
-/// The same sequence in fresh engines gives the same plans and bits (inexact values, schemes change).
+/// The same sequence in fresh engines gives the same plans and bits (inexact values, schemes
+/// change).
 TEST(AutoRepeat, TheSameSequenceGivesTheSameBits) {
   const auto run = [] {
     std::uint64_t digest = 1;

@@ -1,5 +1,6 @@
 // The tests' own conversions against facts that are known from elsewhere, and against each other.
-// Place: tests of the engine (it uses tests/support most). A wrong oracle would make every check worthless.
+// Place: tests of the engine (it uses tests/support most). A wrong oracle would make every check
+// worthless.
 #include "element.hpp"
 
 #include <gtest/gtest.h>

@@ -1,6 +1,7 @@
-// Damaged messages in every scheme: one received message is flipped, cut, lengthened or replaced. With digests
-// on the receiver reports it; with digests off it reports or goes on, but never crashes or hangs (run with ASan).
-// Place: tests of the engine. The damage is done by a decorator round the driver of rank 0.
+// Damaged messages in every scheme: one received message is flipped, cut, lengthened or replaced.
+// With digests on the receiver reports it; with digests off it reports or goes on, but never
+// crashes or hangs (run with ASan). Place: tests of the engine. The damage is done by a decorator
+// round the driver of rank 0.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -44,7 +45,8 @@ class DamagingDriver final : public Driver {
  private:
   void damage(Buffer& message) {
     plan_.length = message.size();
-    if (plan_.kind == Damage::kNone || (plan_.kind != Damage::kReplace && plan_.at >= plan_.length)) {
+    if (plan_.kind == Damage::kNone ||
+        (plan_.kind != Damage::kReplace && plan_.at >= plan_.length)) {
       return;
     }
     plan_.was_done = true;
@@ -145,9 +147,8 @@ TEST_P(Hostile, ControlUndamagedJobsEndWell) {
   EXPECT_GT(plan.length, 48U);
 }
 
-INSTANTIATE_TEST_SUITE_P(All, Hostile, ::testing::ValuesIn(kSchemes), [](const auto& given) {
-  return std::string(scheme_name(given.param));
-});
+INSTANTIATE_TEST_SUITE_P(All, Hostile, ::testing::ValuesIn(kSchemes),
+                         [](const auto& given) { return std::string(scheme_name(given.param)); });
 
 }  // namespace
 }  // namespace zensync::test

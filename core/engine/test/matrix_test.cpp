@@ -1,6 +1,6 @@
-// Every scheme, n = 1–9, every dtype, storage and pattern: the result is the dense sum bit for bit, on all
-// ranks, and again in fresh engines. Place: tests of the engine (they need a driver). Inputs are small integers,
-// whose sums are exact in any order, so one oracle serves all schemes.
+// Every scheme, n = 1–9, every dtype, storage and pattern: the result is the dense sum bit for bit,
+// on all ranks, and again in fresh engines. Place: tests of the engine (they need a driver). Inputs
+// are small integers, whose sums are exact in any order, so one oracle serves all schemes.
 #include <gtest/gtest.h>
 
 #include <tuple>
@@ -16,11 +16,11 @@ struct Form {
   std::uint64_t row_elems;
 };
 /// Primes, so that no n divides them.
-constexpr Form kForms[] = {
-    {Storage::kDense, 2503, 1},     {Storage::kDense, 701, 3},      {Storage::kDense, 131, 16},
-    {Storage::kDense, 53, 64},      {Storage::kDenseIds, 131, 16},  {Storage::kCoo, 2503, 1},
-    {Storage::kCoo, 131, 16},       {Storage::kCooDuplicates, 701, 3},
-    {Storage::kCooDuplicates, 53, 64}};
+constexpr Form kForms[] = {{Storage::kDense, 2503, 1},       {Storage::kDense, 701, 3},
+                           {Storage::kDense, 131, 16},       {Storage::kDense, 53, 64},
+                           {Storage::kDenseIds, 131, 16},    {Storage::kCoo, 2503, 1},
+                           {Storage::kCoo, 131, 16},         {Storage::kCooDuplicates, 701, 3},
+                           {Storage::kCooDuplicates, 53, 64}};
 
 using Param = std::tuple<SchemeId, int>;
 
@@ -35,9 +35,7 @@ class Matrix : public ::testing::TestWithParam<Param> {
   int size() const { return std::get<1>(GetParam()); }
 
   /// Whether the scheme takes the case: dense_ring knows dense-stored tensors only.
-  bool takes(Storage storage) const {
-    return scheme() != SchemeId::kDenseRing || !is_coo(storage);
-  }
+  bool takes(Storage storage) const { return scheme() != SchemeId::kDenseRing || !is_coo(storage); }
 
   void run(const CaseSpec& spec, Group& first, Group& second) {
     Case job = make_case(spec);
@@ -104,7 +102,8 @@ TEST_P(Matrix, TensorsWithoutElements) {
   }
 }
 
-/// Several blocks of slots per owner, in all patterns (ragged: rank k sends min(10^k, 10^6) elements).
+/// Several blocks of slots per owner, in all patterns (ragged: rank k sends min(10^k, 10^6)
+/// elements).
 class ManyBlocks : public Matrix {};
 TEST_P(ManyBlocks, IsTheDenseSum) {
   Group first(size(), options_of(scheme()));
@@ -119,12 +118,12 @@ TEST_P(ManyBlocks, IsTheDenseSum) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    All, Matrix, ::testing::Combine(::testing::ValuesIn(kSchemes), ::testing::Range(1, 10)),
-    param_name);
-INSTANTIATE_TEST_SUITE_P(
-    All, ManyBlocks, ::testing::Combine(::testing::ValuesIn(kSchemes), ::testing::Values(2, 7)),
-    param_name);
+INSTANTIATE_TEST_SUITE_P(All, Matrix,
+                         ::testing::Combine(::testing::ValuesIn(kSchemes), ::testing::Range(1, 10)),
+                         param_name);
+INSTANTIATE_TEST_SUITE_P(All, ManyBlocks,
+                         ::testing::Combine(::testing::ValuesIn(kSchemes), ::testing::Values(2, 7)),
+                         param_name);
 
 /// One flipped bit in a result, a missing row, another rank's bits: the comparison must see each.
 TEST(MatrixControl, AWrongResultIsSeen) {

@@ -1,6 +1,6 @@
-// Bits on inexact inputs: one-shot schemes add in rank order and equal each other, recursive doubling adds in
-// its fixed tree, AVG divides and rounds once, and how messages are cut or coded changes no bit.
-// Place: tests of the engine. Oracles are plain loops over the logical rows.
+// Bits on inexact inputs: one-shot schemes add in rank order and equal each other, recursive
+// doubling adds in its fixed tree, AVG divides and rounds once, and how messages are cut or coded
+// changes no bit. Place: tests of the engine. Oracles are plain loops over the logical rows.
 #include <gtest/gtest.h>
 
 #include "group.hpp"
@@ -86,8 +86,8 @@ TEST(Order, AvgOfIntegersIsRefused) {
   }
 }
 
-/// The sum of ranks [lo, hi) of p by halves: lower block + upper block; ranks ≥ p are added to rank − p.
-/// No contributor gives no term; `terms` of one element, by rank.
+/// The sum of ranks [lo, hi) of p by halves: lower block + upper block; ranks ≥ p are added to rank
+/// − p. No contributor gives no term; `terms` of one element, by rank.
 struct Term {
   bool is_there = false;
   double value = 0;

@@ -1,6 +1,7 @@
-// `traffic()` from exact counts against what passes the counting driver, byte for byte, sent and received of
-// every rank, for every scheme, pattern, n and codec policy. Place: tests of the engine.
-// The plan is the one that the engine reports; units are found in the inputs by a plain loop.
+// `traffic()` from exact counts against what passes the counting driver, byte for byte, sent and
+// received of every rank, for every scheme, pattern, n and codec policy. Place: tests of the
+// engine. The plan is the one that the engine reports; units are found in the inputs by a plain
+// loop.
 #include "zensync/scheme/traffic.hpp"
 
 #include <gtest/gtest.h>
@@ -125,9 +126,9 @@ TEST_P(Traffic, EqualsTheWireWithoutDigestsAndByRanges) {
 }
 
 TEST_P(Traffic, EqualsTheWireForTensorsWithoutElements) {
-  compare_all(options_of(GetParam()), {form(DType::kF32, Storage::kDense, 0, 1),
-                                       form(DType::kF32, Storage::kDense, 1, 1),
-                                       form(DType::kF32, Storage::kDense, 5, 0)});
+  compare_all(options_of(GetParam()),
+              {form(DType::kF32, Storage::kDense, 0, 1), form(DType::kF32, Storage::kDense, 1, 1),
+               form(DType::kF32, Storage::kDense, 5, 0)});
 }
 
 TEST_P(Traffic, EqualsTheWireForDuplicatedEntries) {
@@ -177,7 +178,8 @@ TEST(TrafficControl, OtherCountsGiveOtherBytes) {
   EXPECT_LT(total(traffic(small_input(few))), total(traffic(small_input(more))));
 }
 
-/// One ExactCounts serves any number of inputs: other keys, widths and schemes in between change nothing.
+/// One ExactCounts serves any number of inputs: other keys, widths and schemes in between change
+/// nothing.
 TEST(TrafficInputs, CountsMayBeUsedAgainForAnotherInput) {
   std::vector<std::vector<UnitId>> units(3);
   for (UnitId unit = 0; unit < 30; ++unit) units[unit % 2].push_back(unit * 3);

@@ -1,5 +1,6 @@
-// Ranks that disagree, invalid input on one rank, closing: an error on every rank within bounds, never a hang.
-// Place: tests of the engine. All waits are bounded; a wait that ends by its bound is a failure.
+// Ranks that disagree, invalid input on one rank, closing: an error on every rank within bounds,
+// never a hang. Place: tests of the engine. All waits are bounded; a wait that ends by its bound is
+// a failure.
 #include <gtest/gtest.h>
 
 #include <thread>
@@ -115,8 +116,9 @@ TEST_P(Trouble, OtherSettings) {
     for (auto& driver : make_loopback(size())) {
       EngineOptions options = options_of(scheme());
       if (rank++ == 1) {
-        if (variant == 0) options.scheme = scheme() == SchemeId::kAgSparse ? SchemeId::kBalanced
-                                                                           : SchemeId::kAgSparse;
+        if (variant == 0)
+          options.scheme =
+              scheme() == SchemeId::kAgSparse ? SchemeId::kBalanced : SchemeId::kAgSparse;
         if (variant == 1) options.max_bytes = 1024;
       }
       engines.push_back(make_engine(std::move(driver), options));
@@ -131,7 +133,8 @@ TEST_P(Trouble, OtherSettings) {
   }
 }
 
-/// One rank reduces densely what the others send sparse, or is at an agreement about something else.
+/// One rank reduces densely what the others send sparse, or is at an agreement about something
+/// else.
 TEST_P(Trouble, AnAgreementMeetsAJob) {
   const TensorSpec tensor{600, 4, DType::kF32, Layout::kDense};
   for (int odd : {0, size() - 1}) {
@@ -192,13 +195,13 @@ TEST_P(Trouble, InvalidRowsOnOneRank) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    All, Trouble,
-    ::testing::Combine(::testing::ValuesIn(kSchemes), ::testing::Values(2, 3, 5, 8)),
-    [](const auto& given) {
-      return std::string(scheme_name(std::get<0>(given.param))) + "_n" +
-             std::to_string(std::get<1>(given.param));
-    });
+INSTANTIATE_TEST_SUITE_P(All, Trouble,
+                         ::testing::Combine(::testing::ValuesIn(kSchemes),
+                                            ::testing::Values(2, 3, 5, 8)),
+                         [](const auto& given) {
+                           return std::string(scheme_name(std::get<0>(given.param))) + "_n" +
+                                  std::to_string(std::get<1>(given.param));
+                         });
 
 /// A job that only some ranks submit, then close: back within the bound, and the job has an error.
 TEST(Lifecycle, CloseWithJobsInFlightReturnsInTime) {

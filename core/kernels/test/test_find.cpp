@@ -1,3 +1,4 @@
+// Tests of kernels: finding units.
 // find_units and count_nonzero: every table against ref, and ref against values worked out by hand.
 #include "data.hpp"
 

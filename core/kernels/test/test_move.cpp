@@ -1,3 +1,4 @@
+// Tests of kernels: moving units.
 // gather and scatter: every table against ref, units of all small sizes and some large ones.
 #include "data.hpp"
 

@@ -1,6 +1,6 @@
-// What `auto` picks, against the exact bytes of all sparse schemes: its choice costs little more than the best.
-// Place: tests of plan. Inputs are patterns of which all units are known; the planner sees the counts that would
-// have travelled, the judge is `traffic()` from exact counts.
+// What `auto` picks, against the exact bytes of all sparse schemes: its choice costs little more
+// than the best. Place: tests of plan. Inputs are patterns of which all units are known; the
+// planner sees the counts that would have travelled, the judge is `traffic()` from exact counts.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -73,10 +73,10 @@ TEST(Choice, CostsLittleMoreThanTheBest) {
         for (SchemeId id : kSparse) best = std::min(best, exact_bytes(kSpec, world, id));
         const SchemeId chosen = auto_choice(world);
         // The estimate knows no headers: they weigh where a rank sends a few tens of kB in all.
-        const double bound = best < 48 * 1024 ? 1.25 : 1.10;
+        const double bound = best < 16 * 1024 ? 1.35 : best < 64 * 1024 ? 1.15 : 1.10;
         EXPECT_LE(exact_bytes(kSpec, world, chosen), bound * best)
-            << scheme_name(chosen) << " for " << pattern_name(pattern) << " n=" << size << " d="
-            << density;
+            << scheme_name(chosen) << " for " << pattern_name(pattern) << " n=" << size
+            << " d=" << density;
       }
     }
   }
@@ -90,10 +90,12 @@ TEST(Choice, TheDesignsTable) {
   EXPECT_EQ(auto_choice(make_world(Pattern::kFront, kRows, 16, 0.05)), SchemeId::kBalanced);
 }
 
-/// Identical ranks are modelled as ranks that meet by chance in a small support, whose index is shorter than
-/// the real one: up to a third too low, for all schemes alike, until there is a planner.
+/// Identical ranks are modelled as ranks that meet by chance in a small support, whose index is
+/// shorter than the real one: up to a third too low, for all schemes alike, until there is a
+/// planner.
 TEST(Choice, EstimatesAreCloseToExactBytes) {
-  for (Pattern pattern : {Pattern::kUniform, Pattern::kFront, Pattern::kZipf, Pattern::kIdentical}) {
+  for (Pattern pattern :
+       {Pattern::kUniform, Pattern::kFront, Pattern::kZipf, Pattern::kIdentical}) {
     for (int size : {2, 4, 5, 8, 16}) {
       for (double density : {0.01, 0.05}) {
         const World world = make_world(pattern, kRows, size, density);
@@ -101,9 +103,8 @@ TEST(Choice, EstimatesAreCloseToExactBytes) {
           const double exact = exact_bytes(kSpec, world, id);
           const double estimate = estimate_bytes(kSpec, size, world.counts, id);
           const double slack = pattern == Pattern::kIdentical ? 0.35 : 0.15;
-          EXPECT_NEAR(estimate / exact, 1, slack)
-              << scheme_name(id) << " " << pattern_name(pattern) << " n=" << size << " d="
-              << density;
+          EXPECT_NEAR(estimate / exact, 1, slack) << scheme_name(id) << " " << pattern_name(pattern)
+                                                  << " n=" << size << " d=" << density;
         }
       }
     }

@@ -1,5 +1,6 @@
-// Choosing plans, by tables: thresholds, hysteresis, probes, elements or rows, parts of rows, chunks, names.
-// Place: tests of plan. Expectations are those of the design; all functions are pure, so no engine is needed.
+// Choosing plans, by tables: thresholds, hysteresis, probes, elements or rows, parts of rows,
+// chunks, names. Place: tests of plan. Expectations are those of the design; all functions are
+// pure, so no engine is needed.
 #include "zensync/plan/plan.hpp"
 
 #include <gtest/gtest.h>
@@ -47,9 +48,9 @@ TEST(Thresholds, ToDenseAboveTheLargestDensity) {
     std::vector<std::uint64_t> units;
     bool is_dense;
   };
-  for (const Row& row : {Row{{100, 100, 100}, false}, Row{{15000, 15000, 15000}, false},
-                         Row{{100, 15001, 0}, true}, Row{{15001, 15001, 15001}, true},
-                         Row{{0, 0, 0}, false}, Row{{100000, 0, 0}, true}}) {
+  for (const Row& row :
+       {Row{{100, 100, 100}, false}, Row{{15000, 15000, 15000}, false}, Row{{100, 15001, 0}, true},
+        Row{{15001, 15001, 15001}, true}, Row{{0, 0, 0}, false}, Row{{100000, 0, 0}, true}}) {
     EXPECT_EQ(state_after(kVector, counts_of(row.units, {0, 0, 0}, 1)).dense, row.is_dense)
         << row.units[1];
   }
@@ -140,7 +141,8 @@ TEST(Width, ElementsOrRows) {
     EXPECT_EQ(make_plan(kTable, 4, state, PlanOptions()).width == 1, row.by_elements)
         << row.elements;
     if (!row.by_elements) continue;
-    // By elements it stays while rows are mostly zeros (width 1: `elements` holds rows), else goes back.
+    // By elements it stays while rows are mostly zeros (width 1: `elements` holds rows), else goes
+    // back.
     state = state_after(kTable, counts_of({row.elements, 1}, {row.rows, 1}, 1), state);
     EXPECT_EQ(make_plan(kTable, 4, state, PlanOptions()).width, 1U);
     state = state_after(kTable, counts_of({500 * 64, 500 * 64}, {500, 500}, 1), state);
@@ -177,7 +179,8 @@ TEST(Parts, DivideTheRow) {
   }
 }
 
-/// The stated formula, for table cells far from a tie: few wide rows are cut, many narrow ones are not.
+/// The stated formula, for table cells far from a tie: few wide rows are cut, many narrow ones are
+/// not.
 TEST(Parts, FollowTheFormula) {
   const TensorSpec wide{10000, 1024, DType::kF32, Layout::kDense};
   const TensorSpec narrow{10000000, 4, DType::kF16, Layout::kDense};
@@ -303,15 +306,17 @@ TEST(Scheme, PlansAreDeterministicAndDigestsTellThemApart) {
   Plan other_end = chunks;
   other_end.chunk_ends.back() = 6;
   std::vector<std::uint64_t> digests;
-  for (const Plan& plan : {a, scheme, width, chunks, other_end}) digests.push_back(plan_digest(plan));
+  for (const Plan& plan : {a, scheme, width, chunks, other_end})
+    digests.push_back(plan_digest(plan));
   std::sort(digests.begin(), digests.end());
   EXPECT_EQ(std::unique(digests.begin(), digests.end()), digests.end());
 }
 
 TEST(Scheme, DegenerateTensorsHavePlans) {
   for (const TensorSpec& spec :
-       {TensorSpec{0, 1, DType::kF32, Layout::kDense}, TensorSpec{5, 0, DType::kF32, Layout::kDense},
-        TensorSpec{0, 0, DType::kF32, Layout::kCoo}, TensorSpec{1, 1, DType::kI64, Layout::kCoo}}) {
+       {TensorSpec{0, 1, DType::kF32, Layout::kDense},
+        TensorSpec{5, 0, DType::kF32, Layout::kDense}, TensorSpec{0, 0, DType::kF32, Layout::kCoo},
+        TensorSpec{1, 1, DType::kI64, Layout::kCoo}}) {
     for (int size : {1, 2, 9}) {
       TensorState state;
       const Plan plan = make_plan(spec, size, state, PlanOptions());

@@ -8,14 +8,20 @@ from .result import Table, show, write_json
 
 
 def main() -> int:
-    """Runs the measurements that sys.argv names. Exit status 0, or 1 with --check if a target is missed."""
+    """Runs what sys.argv names. Exit status 0, or 1 with --check if a target is missed."""
     parser = argparse.ArgumentParser(prog="zensync bench", description=__doc__)
     parser.add_argument("--kernels", action="store_true", help="find, encode, write back, coalesce")
-    parser.add_argument("--bytes", action="store_true", help="wire bytes against the ideal; balance")
+    parser.add_argument(
+        "--bytes", action="store_true", help="wire bytes against the ideal; balance"
+    )
     parser.add_argument("--exchange", action="store_true", help="latency of the native mesh")
     parser.add_argument("--data", help="folder of the real text (default: ZENSYNC_DATA or ./data)")
-    parser.add_argument("--offline", action="store_true", help="fetch nothing; say what is used instead")
-    parser.add_argument("--json", metavar="FILE", help="write rows, machine and commit; - is stdout")
+    parser.add_argument(
+        "--offline", action="store_true", help="fetch nothing; say what is used instead"
+    )
+    parser.add_argument(
+        "--json", metavar="FILE", help="write rows, machine and commit; - is stdout"
+    )
     parser.add_argument("--check", action="store_true", help="exit 1 if a stated target is missed")
     options = parser.parse_args()
     if not (options.kernels or options.bytes or options.exchange):

@@ -1,7 +1,7 @@
-"""`zensync bench --exchange`: one small exchange on the native mesh over loopback, ranks are processes.
+"""`zensync bench --exchange`: a small exchange on the native mesh over loopback, ranks in processes.
 
-Each rank sends 20 kB to each peer. "busy": the main thread of every rank runs Python all the time while another thread
-exchanges, as in a training step whose hooks wait for the interpreter.
+Each rank sends 20 kB to each peer. "busy": the main thread of every rank runs Python all the time
+while another thread exchanges, as in a training step whose hooks wait for the interpreter.
 """
 
 from __future__ import annotations
@@ -24,7 +24,11 @@ _CASES = ((2, False, None), (2, True, 0.3), (4, False, None), (4, True, None), (
 
 def run() -> list[Table]:
     """Milliseconds of one exchange, slowest rank, over ranks × idle/busy."""
-    return [Table("small exchange, native mesh, loopback, 20 kB to each peer", [_case(*c) for c in _CASES])]
+    return [
+        Table(
+            "small exchange, native mesh, loopback, 20 kB to each peer", [_case(*c) for c in _CASES]
+        )
+    ]
 
 
 def _case(ranks: int, busy: bool, target_ms: float | None) -> Row:

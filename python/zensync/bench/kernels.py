@@ -1,4 +1,4 @@
-"""`zensync bench --kernels`: local work on one core, each beside a memcpy of the same tensor in the same run."""
+"""`zensync bench --kernels`: local work on one core, each beside a memcpy in the same run."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Which elements (or rows) of a tensor are non-zero on each rank: the patterns of `zensync bench`.
 
-Every pattern is a function of (pattern, units, density, rank, seed) alone, so a run repeats exactly.
+Every pattern is a function of (pattern, units, density, rank, seed) alone: a run repeats exactly.
 """
 
 from __future__ import annotations

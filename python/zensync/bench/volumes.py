@@ -1,4 +1,7 @@
-"""`zensync bench --bytes`: wire bytes over the counting loopback against the index-free ideal; balance of owners."""
+"""`zensync bench --bytes`: wire bytes against the index-free ideal; balance of owners.
+
+Ranks are threads over the counting loopback; every result is in the dict that the core returns.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +81,9 @@ def _front() -> list[Row]:
 def _tokens(data: str | None, offline: bool) -> list[Row]:
     from ..demo.data import data_folder, prepare
 
-    corpus = prepare(data_folder(data), offline=offline, say=lambda text: print(text, file=sys.stderr))
+    corpus = prepare(
+        data_folder(data), offline=offline, say=lambda text: print(text, file=sys.stderr)
+    )
     tokens = corpus.load()
     rows = []
     for ranks in (4, 8):

@@ -36,6 +36,11 @@ class UnitSink {
   /// All sets of one chunk have been put. Errors: kCorruptMessage (a row came in part only).
   Status end_chunk();
 
+  /// Whether every row that was begun is whole (COO); asked once, when all chunks have ended.
+  bool is_complete() const {
+    return data_ != nullptr || values_.size() == rows_.size() * parts_ * unit_bytes_;
+  }
+
   const Array<std::int64_t>& rows() const { return rows_; }
   const Buffer& values() const { return values_; }
   Array<std::int64_t>& rows() { return rows_; }
