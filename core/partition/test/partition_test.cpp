@@ -1,5 +1,6 @@
-// The bijection, exhaustively for small sizes, and the splitter against it. Place: tests of partition.
-// Oracle: owner_of/slot_of/unit_at checked against each other and against the definition in the header.
+// The bijection, exhaustively for small sizes, and the splitter against it. Place: tests of
+// partition. Oracle: owner_of/slot_of/unit_at checked against each other and against the definition
+// in the header.
 #include "zensync/partition/partition.hpp"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-"""`zensync bench`: measures local kernels, wire bytes, small exchanges; prints tables, or JSON for programs."""
+"""`zensync bench`: measures kernels, wire bytes, small exchanges; prints tables, or JSON."""
 
 from __future__ import annotations
 

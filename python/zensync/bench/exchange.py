@@ -1,4 +1,4 @@
-"""`zensync bench --exchange`: a small exchange on the native mesh over loopback, ranks in processes.
+"""`zensync bench --exchange`: a small exchange on the native mesh, ranks are processes.
 
 Each rank sends 20 kB to each peer. "busy": the main thread of every rank runs Python all the time
 while another thread exchanges, as in a training step whose hooks wait for the interpreter.

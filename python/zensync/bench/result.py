@@ -42,12 +42,14 @@ def machine() -> dict[str, Any]:
 def commit() -> str:
     """The commit of the working tree that is measured, '+' behind it if it was changed; or ''."""
     try:
-        options = {"capture_output": True, "text": True, "timeout": 10}
-        head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], check=True, **options)  # type: ignore[call-overload]
-        dirty = subprocess.run(["git", "status", "--porcelain"], check=True, **options)  # type: ignore[call-overload]
+        return _git("rev-parse", "--short", "HEAD") + ("+" if _git("status", "--porcelain") else "")
     except (OSError, subprocess.SubprocessError):
         return ""
-    return str(head.stdout).strip() + ("+" if str(dirty.stdout).strip() else "")
+
+
+def _git(*words: str) -> str:
+    done = subprocess.run(["git", *words], check=True, capture_output=True, text=True, timeout=10)
+    return done.stdout.strip()
 
 
 def show(tables: Sequence[Table]) -> None:
