@@ -13,14 +13,14 @@ namespace {
 thread_local std::uint64_t allocations = 0;
 }  // namespace
 
-void* operator new(std::size_t size_bytes) {
+[[gnu::noinline]] void* operator new(std::size_t size_bytes) {
   ++allocations;
   void* memory = std::malloc(size_bytes == 0 ? 1 : size_bytes);
   if (memory == nullptr) throw std::bad_alloc();
   return memory;
 }
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
 
 namespace zensync::test {
 namespace {

@@ -171,6 +171,27 @@ TEST_F(MeshTest, AReasonThatComesSoonExplainsALostPeer) {
   });
 }
 
+TEST_F(MeshTest, AnAbortLeavesTheMessageBeforeItWhole) {
+  auto opened = open(2, [](NativeMeshOptions&) {});
+  constexpr std::size_t kBytes = 16 << 20;  // more than the system takes at once
+  on_ranks(2, [&](int rank) {
+    if (rank == 0) {
+      const auto message = message_of(1, kBytes);
+      Exchange exchange;
+      exchange.sends.push_back({Rank{1}, message});
+      ASSERT_TRUE(driver(opened, 0).exchange(exchange, soon()).ok());
+      driver(opened, 0).abort(make_error(ErrorKind::kCapacity, "reason"));
+      return;
+    }
+    Buffer in;
+    Status status = driver(opened, 1).exchange(waiting_for(0, in, kBytes), soon());
+    EXPECT_TRUE(holds(in, 1, kBytes));
+    if (status.ok()) status = driver(opened, 1).exchange(waiting_for(0, in), soon());
+    ASSERT_FALSE(status.ok());
+    EXPECT_EQ(status.error().kind, ErrorKind::kCapacity) << status.error().message;
+  });
+}
+
 TEST_F(MeshTest, RanksOfOneHostShareIt) {
   auto opened = open(4, [](NativeMeshOptions& options) {
     options.host_id = options.rank.value % 2 == 0 ? "host a" : "host\nb";

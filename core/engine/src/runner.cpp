@@ -153,8 +153,7 @@ Status Runner::run_sparse(JobState& job, SchemeContext& context) {
   SchemeTask task = start_scheme(context);
   if (Status status = drive(task); !status.ok()) return status;
   if (!job.sink.is_complete()) {
-    return make_error(ErrorKind::kCorruptMessage,
-                      "the last row of a COO tensor came in part only");
+    return make_error(ErrorKind::kCorruptMessage, "the last row of a COO tensor came in part only");
   }
   JobReport& report = job.result.report;
   if (!counts.units.empty()) {

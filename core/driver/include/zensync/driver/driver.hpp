@@ -41,7 +41,8 @@ class Driver {
   virtual Status flush(Clock::time_point deadline) = 0;
 
   /// Tells all peers why this rank gives up (they get `why` as the error of their next or current
-  /// exchange) and drops all connections. Idempotent; the first reason counts.
+  /// exchange) and drops all connections. Idempotent; the first reason counts. Sends of an exchange
+  /// that succeeded and was not flushed are still read; those of one that failed are not.
   virtual void abort(const Error& why) = 0;
 
   virtual WireCount wire_count() const = 0;
