@@ -4,7 +4,7 @@ SHELL := /bin/bash
 BIN := .venv/bin
 DEMO_ARGS ?=
 
-.PHONY: help setup demo test test-all asan-ubsan tsan format clang-tidy wheel clean
+.PHONY: help setup demo test test-all ref asan-ubsan tsan format clang-tidy wheel clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
@@ -18,7 +18,12 @@ demo: setup  ## trains on real text, dense, sparse and zensync side by side (DEM
 test: setup  ## C++ and Python tests, types, style
 	@scripts/test.sh
 
-test-all: test asan-ubsan tsan  ## test, then the C++ tests under the sanitizers
+test-all: export ZENSYNC_TEST_FACTOR = 10
+test-all: test ref asan-ubsan tsan  ## test, with more cases; C++ tests without SIMD, under sanitizers
+
+ref: setup  ## C++ tests with the reference kernels only
+	@export PATH="$(CURDIR)/$(BIN):$$PATH"; \
+	cmake --preset ref && cmake --build --preset ref && ctest --preset ref
 
 asan-ubsan: setup  ## C++ tests under the address and undefined-behaviour sanitizers
 	@scripts/sanitize.sh asan-ubsan

@@ -1,5 +1,6 @@
-# One target per module of docs/architecture.md. A module sees the headers of the modules it names and of no
-# others, so an include against the order of levels does not compile.
+# One target per module of docs/architecture.md. A module sees the headers of the modules that it names,
+# and of those that they name in turn (DEPS are PUBLIC), so an include against the order of levels does not
+# compile. That a module includes only what it names itself is checked by tests/tidy.
 #   zensync_module(NAME [SOURCES ...] [DEPS modules...] [LIBS targets...])
 #   zensync_test(NAME SOURCES ... [DEPS modules...])   a GoogleTest program, one per module
 function(zensync_flags target)

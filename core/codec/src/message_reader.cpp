@@ -70,7 +70,8 @@ Status read_set(const kernels::Table& table, const ParsedMessage& message, const
             "; expected kind " + std::to_string(static_cast<int>(expected.kind)) + " of job " +
             std::to_string(expected.sequence) + ", step " + std::to_string(expected.chunk));
   }
-  if (header.values_dtype != expected.dtype && header.values_dtype != sum_dtype(expected.dtype)) {
+  const bool partial = expected.partial_sums && header.values_dtype == sum_dtype(expected.dtype);
+  if (header.values_dtype != expected.dtype && !partial) {
     return corrupt("values of dtype " + std::string(dtype_name(header.values_dtype)));
   }
   const std::uint64_t unit_bytes = expected.width * dtype_bytes(header.values_dtype);

@@ -79,7 +79,8 @@ void check_round_trip(const MessageSpec& spec, std::uint64_t width, DType dtype,
     ASSERT_EQ(message, first) << table->name << " writes other bytes";
     ASSERT_NO_FATAL_FAILURE(check_sizes(spec, found, message));
     Bytes holder;
-    const Expected expected = expected_of(spec, width, dtype);
+    Expected expected = expected_of(spec, width, dtype);
+    expected.partial_sums = spec.header.values_dtype != dtype;
     const auto parsed = parse_exact(message, expected, holder);
     ASSERT_TRUE(parsed.ok()) << parsed.error().message;
     const ParsedMessage& view = parsed.value();
@@ -131,6 +132,26 @@ TEST_P(RoundTrip, DtypesAndWidths) {
         ASSERT_NO_FATAL_FAILURE(check_round_trip(spec, width, dtype, random_slots(40000, 500, 3)));
       }
     }
+  }
+}
+
+/// Where final values are expected (a pull), sums of another type are refused, though the digest is
+/// right.
+TEST(Reader, SumsAreRefusedWhereValuesMustBeFinal) {
+  MessageSpec spec;
+  spec.header.codec = IndexCodec::kBlocks;
+  spec.header.values_dtype = DType::kF32;
+  spec.slots = 100;
+  spec.unit_bytes = 4;
+  MessageWriter writer;
+  const Bytes message = write_message(kernels::active(), spec, {3, 50}, writer);
+  Expected expected = expected_of(spec, 1, DType::kBF16);
+  for (bool partial : {true, false}) {
+    expected.partial_sums = partial;
+    const auto parsed = parse_message(message, expected);
+    ASSERT_TRUE(parsed.ok());
+    SparseSet set;
+    EXPECT_EQ(read_set(kernels::active(), parsed.value(), expected, set).ok(), partial);
   }
 }
 

@@ -1,8 +1,8 @@
 // Times exchanges on any driver; see exchange_bench.hpp.
 // Place: beside driver, level 4. Two sets of messages alternate, since those of one exchange must
 // stay as they are until the next has ended. Peers are taken in shifted order (rank + 1, rank + 2,
-// …), as schemes do, so that not all ranks write to one first. No thread of its own; errors are the
-// driver's.
+// and so on), as schemes do, so that not all ranks write to one first. No thread of its own; errors
+// are the driver's.
 #include "exchange_bench.hpp"
 
 #include <cstring>

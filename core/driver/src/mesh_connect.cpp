@@ -7,6 +7,8 @@
 // kMismatch, and is answered, so that both sides know.
 #include "mesh_connect.hpp"
 
+#include <fcntl.h>
+
 #include <algorithm>
 #include <asio/read.hpp>
 #include <asio/steady_timer.hpp>
@@ -91,7 +93,8 @@ class Connector {
 
   void watch(const LinkPtr& link) {
     forget_ended();
-    links_.push_back(link);
+    const auto same = [&](const std::weak_ptr<Link>& known) { return known.lock() == link; };
+    if (std::none_of(links_.begin(), links_.end(), same)) links_.push_back(link);
   }
 
   void forget_ended() {
@@ -231,6 +234,8 @@ class Connector {
   void adopt(Link& link, Rank peer) {
     asio::error_code error;
     link.socket.set_option(tcp::no_delay(true), error);
+    // A program that this rank starts must not keep the connection open when the rank dies.
+    ::fcntl(link.socket.native_handle(), F_SETFD, FD_CLOEXEC);
     if (!error) link.socket.non_blocking(true, error);
     if (error) return close(link);
     sockets_[index(peer)] = std::move(link.socket);

@@ -190,6 +190,7 @@ void MeshPeer::detach() {
     const OutMessage& head = out_[out_head_];
     const std::size_t of_prefix = std::min(head_written_bytes_, kPrefixBytes);
     const std::size_t of_data = head_written_bytes_ - of_prefix;
+    last_bytes_.reserve(kPrefixBytes + head.size_bytes + kPrefixBytes + kMaxAbortBytes);
     last_bytes_.assign(head.prefix.begin() + static_cast<std::ptrdiff_t>(of_prefix),
                        head.prefix.end());
     last_bytes_.insert(last_bytes_.end(), head.data + of_data, head.data + head.size_bytes);

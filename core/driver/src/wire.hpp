@@ -12,6 +12,8 @@
 #include <vector>
 
 #include "zensync/base/result.hpp"
+#include "zensync/base/wire_version.hpp"
+#include "zensync/scheme/exchange.hpp"
 
 namespace zensync::driver {
 
@@ -26,7 +28,7 @@ struct FramePrefix {
   std::uint64_t length_bytes = 0;
 };
 
-inline constexpr std::size_t kPrefixBytes = 8;
+inline constexpr std::size_t kPrefixBytes = kFramePrefixBytes;
 using PrefixBytes = std::array<std::byte, kPrefixBytes>;
 
 PrefixBytes encode_prefix(FrameKind kind, std::uint64_t length_bytes);
@@ -38,7 +40,6 @@ inline constexpr std::size_t kMaxAbortBytes = 8192;
 std::vector<std::byte> encode_abort(const Error& error);  ///< prefix included
 std::optional<Error> decode_abort(std::span<const std::byte> payload);
 
-inline constexpr std::uint32_t kWireVersion = 1;
 inline constexpr std::size_t kTokenBytes = 16;
 using Token = std::array<std::byte, kTokenBytes>;
 

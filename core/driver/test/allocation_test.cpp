@@ -1,6 +1,7 @@
 // A warm exchange of the native mesh allocates nothing.
 // Place: tests of driver. Replaces the global operator new of the test program by one that counts
-// per thread; the count is read by the thread that runs a rank.
+// per thread; the count is read by the thread that runs a rank. Not inlined: GCC would warn of a
+// mismatch that is none.
 #include <gtest/gtest.h>
 
 #include <cstdlib>

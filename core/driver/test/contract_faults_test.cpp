@@ -83,7 +83,7 @@ TEST_P(Faults, TheDeadlineNamesWhoDidNotDeliver) {
   EXPECT_EQ(status.error().culprit.value, 2);
   EXPECT_NE(status.error().message.find("rank 2"), std::string::npos) << status.error().message;
   EXPECT_GE(elapsed, 150ms);
-  EXPECT_LT(elapsed, 1000ms);
+  EXPECT_LT(elapsed, 3000ms);
 }
 
 TEST_P(Faults, WhatHasArrivedCountsEvenAfterTheDeadline) {

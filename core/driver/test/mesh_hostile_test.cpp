@@ -29,7 +29,8 @@ std::vector<std::byte> frame_of(FrameKind kind, std::uint64_t length_bytes,
 class HostileTest : public ::testing::Test {
  protected:
   /// Opens rank 0 of 2; the impostor greets as rank 1 with what `change` makes of a right hello.
-  Result<std::unique_ptr<Driver>> open(const std::function<void(Hello&)>& change = {}) {
+  Result<std::unique_ptr<Driver>> open(const std::function<void(Hello&)>& change = {},
+                                       std::chrono::milliseconds timeout = 10s) {
     auto files = make_file_rendezvous(folder_.path());
     std::thread impostor([&] {
       auto rendezvous = make_file_rendezvous(folder_.path());
@@ -42,7 +43,7 @@ class HostileTest : public ::testing::Test {
       ASSERT_TRUE(rendezvous->set("mesh/rank/1", record).ok());
     });
     auto options = mesh_options(0, 2);
-    options.timeout = 1500ms;
+    options.timeout = timeout;
     auto opened = open_native_mesh(options, *files);
     impostor.join();
     return opened;
@@ -108,7 +109,7 @@ TEST_F(HostileTest, AWrongTokenOrRankIsAStranger) {
       [](Hello& hello) { hello.token[15] ^= std::byte{1}; }, [](Hello& hello) { hello.rank = 0; },
       [](Hello& hello) { hello.rank = 2; }, [](Hello& hello) { hello.rank = -1; }};
   for (const auto& change : changes) {
-    const auto opened = open(change);
+    const auto opened = open(change, 1s);
     ASSERT_FALSE(opened.ok());
     EXPECT_EQ(opened.error().kind, ErrorKind::kDeadline);
     EXPECT_EQ(impostor_->listen_until_closed(1000), 0);

@@ -6,10 +6,13 @@
 #include <atomic>
 #include <deque>
 #include <exception>
+#include <stdexcept>
 #include <thread>
 
 #include "job.hpp"
 #include "runner.hpp"
+#include "zensync/base/env.hpp"
+#include "zensync/kernels/kernels.hpp"
 
 namespace zensync {
 namespace {
@@ -17,7 +20,13 @@ namespace {
 class ThreadedEngine final : public Engine {
  public:
   ThreadedEngine(std::unique_ptr<Driver> driver, EngineOptions options)
-      : driver_(std::move(driver)), runner_(*driver_, options), thread_([this] { work(); }) {}
+      : failed_(kernels::select(env().cpu_target).status()),
+        rank_(driver->rank()),
+        driver_(std::move(driver)),
+        runner_(*driver_, options),
+        thread_([this] { work(); }) {
+    if (!failed_.ok()) driver_->abort(failed_.error());  // kernels that were asked for cannot run
+  }
 
   ~ThreadedEngine() override { close(std::chrono::milliseconds(0)); }
 
@@ -55,22 +64,28 @@ class ThreadedEngine final : public Engine {
       wake_.notify_all();
       if (!idle_.wait_for(lock, timeout, [this] { return queue_.empty() && !busy_; })) {
         lock.unlock();
-        abort(make_error(ErrorKind::kPeerLost,
-                         "rank " + std::to_string(driver_->rank().value) +
-                             " closed its State while jobs were in flight",
-                         driver_->rank()));
+        abort(make_error(
+            ErrorKind::kPeerLost,
+            "rank " + std::to_string(rank_.value) + " closed its State while jobs were in flight",
+            rank_));
       }
     }
     std::lock_guard join_lock(join_mutex_);
     if (thread_.joinable()) thread_.join();
+    // The connections go with the State, so that a peer which still calls learns it at once.
+    std::shared_ptr<Driver> gone;
+    std::lock_guard lock(mutex_);
+    gone.swap(driver_);
   }
 
   void abort(const Error& why) override {
+    std::shared_ptr<Driver> driver;
     {
       std::lock_guard lock(mutex_);
       if (failed_.ok()) failed_ = why;
+      driver = driver_;
     }
-    driver_->abort(why);
+    if (driver != nullptr) driver->abort(why);
     wake_.notify_all();
   }
 
@@ -116,8 +131,14 @@ class ThreadedEngine final : public Engine {
       status = runner_.run(job);
     } catch (const std::bad_alloc&) {
       status = make_error(ErrorKind::kCapacity, "out of memory; set max_bytes");
+    } catch (const std::length_error&) {
+      status = make_error(ErrorKind::kCapacity, "a size beyond what memory can hold");
     } catch (const std::exception& error) {
       status = make_error(ErrorKind::kInternal, error.what());
+    }
+    if (!status.ok()) {
+      if (status.error().rank.value < 0) status.error().rank = rank_;
+      if (status.error().tensor.empty()) status.error().tensor = job.spec.name;
     }
     if (!status.ok()) {
       std::lock_guard lock(mutex_);
@@ -150,7 +171,8 @@ class ThreadedEngine final : public Engine {
   bool busy_ = false;
   Status failed_;
   WireCount wire_count_;
-  std::unique_ptr<Driver> driver_;
+  Rank rank_;
+  std::shared_ptr<Driver> driver_;  ///< null once closed; the thread has ended then
   Runner runner_;
   std::thread thread_;
 };

@@ -38,11 +38,11 @@ class JobState final : public Job {
     ended_.notify_all();
   }
 
-  struct Result {
+  struct Ending {
     Outcome outcome = Outcome::kDone;
     JobReport report;
   };
-  Result result;
+  Ending result;
   UnitSink sink;
 
  private:

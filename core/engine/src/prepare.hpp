@@ -15,9 +15,10 @@ class Preparer {
  public:
   explicit Preparer(const kernels::Table& table) : table_(table) {}
 
-  /// Checks the view before anything is sent. kInvalid: null pointers, rows out of range or out of
-  /// order
-  /// (`ids`), a size that overflows; kUnsupported: AVG of integers.
+  /// Checks the view before anything is sent. Errors:
+  ///  - kInvalid: null pointers, rows out of range or out of order (`ids`), a size that overflows;
+  ///  - kUnsupported: AVG of integers;
+  ///  - kCapacity: more than 2^32 entries.
   Status check(const JobSpec& job) const;
   /// The source for units of `width` elements; valid until the next call.
   UnitSource source(const JobSpec& job, std::uint64_t width);

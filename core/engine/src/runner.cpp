@@ -2,6 +2,8 @@
 // Every error gets rank and tensor here, if the place that found it did not know them.
 #include "runner.hpp"
 
+#include <limits>
+
 #include "probe.hpp"
 #include "zensync/base/fp_env.hpp"
 #include "zensync/base/hash.hpp"
@@ -12,6 +14,16 @@ namespace {
 bool same_spec(const TensorSpec& a, const TensorSpec& b) {
   return a.rows == b.rows && a.row_elems == b.row_elems && a.dtype == b.dtype &&
          a.layout == b.layout;
+}
+
+/// Schemes without chunks put all units of a rank in one message, which counts them in 32 bits.
+Status check_countable(const TensorSpec& spec, const Plan& plan) {
+  const bool chunked = plan.scheme == SchemeId::kBalanced || plan.scheme == SchemeId::kDense;
+  if (chunked || spec.layout == Layout::kCoo || spec.elems() / plan.width <= 0xFFFFFFFFULL) {
+    return {};
+  }
+  return make_error(ErrorKind::kCapacity, "scheme '" + std::string(scheme_name(plan.scheme)) +
+                                              "' takes at most 2^32 units; use 'balanced'");
 }
 
 SchemeTask start_scheme(SchemeContext& context) {
@@ -52,11 +64,6 @@ Status Runner::run(JobState& job) {
   report.received_bytes = after.received_bytes - before.received_bytes;
   report.seconds = std::chrono::duration<double>(Clock::now() - start).count();
   ++sequence_;
-  if (!status.ok()) {
-    Error& error = status.error();
-    if (error.rank.value < 0) error.rank = driver_.rank();
-    if (error.tensor.empty() && !job.is_agreement) error.tensor = job.spec.name;
-  }
   return status;
 }
 
@@ -74,7 +81,9 @@ TensorState& Runner::known(const std::string& name, const TensorSpec& spec, bool
 bool Runner::would_be_dense(const std::string& name, const TensorSpec& spec, bool starts_dense) {
   if (options_.scheme != SchemeId::kAuto) return options_.scheme == SchemeId::kDense;
   std::lock_guard lock(known_mutex_);
-  return known(name, spec, starts_dense).dense;
+  const auto found = known_.find(name);
+  const bool fresh = found == known_.end() || !same_spec(found->second.spec, spec);
+  return fresh ? starts_dense : found->second.state.dense;
 }
 
 JobHeader Runner::header_of(const std::string& name, const TensorSpec& spec, ReduceOp op) const {
@@ -122,6 +131,7 @@ Status Runner::run_tensor(JobState& job) {
     if (!job.spec.allow_dense) state.dense = false;
     context.plan = make_plan(spec, driver_.size(), state, plan_options);
   }
+  if (Status status = check_countable(spec, context.plan); !status.ok()) return status;
   context.job.plan_digest = plan_digest(context.plan);
   job.result.report.scheme = context.plan.scheme;
   job.result.report.width = context.plan.width;
@@ -129,7 +139,7 @@ Status Runner::run_tensor(JobState& job) {
   if (context.plan.scheme == SchemeId::kDense) {
     if (!job.spec.allow_dense) {
       return make_error(ErrorKind::kUnsupported,
-                        "scheme 'dense' is the process group's all-reduce and there is none here; "
+                        "scheme 'dense' is an all-reduce by the caller, and there is none here; "
                         "use 'dense_ring'");
     }
     return run_dense(job, spec);
@@ -196,6 +206,9 @@ Status Runner::run_dense(JobState& job, const TensorSpec& spec) {
 }
 
 Status Runner::run_agreement(JobState& job) {
+  if (job.items.size() > std::numeric_limits<std::uint16_t>::max()) {
+    return make_error(ErrorKind::kCapacity, "more than 65535 tensors in one agreement");
+  }
   std::vector<JobHeader> headers;
   std::vector<std::string> names;
   {

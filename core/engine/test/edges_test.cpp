@@ -283,7 +283,7 @@ TEST(Edges, ATableOf2To33RowsCostsMemoryByItsEntries) {
         EXPECT_LT(seconds, 2) << scheme_name(options.scheme);
       }
     });
-    EXPECT_LT(peak_bytes() - before, 64U << 20);
+    EXPECT_LT(peak_bytes() - before, 256U << 20) << "a bit for each row would be 1 GiB";
   }
 }
 

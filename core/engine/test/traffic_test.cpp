@@ -138,7 +138,7 @@ TEST_P(Traffic, EqualsTheWireForDuplicatedEntries) {
 
 /// Many blocks and, from the second job of a name on, several chunks cut by the histogram.
 TEST_P(Traffic, EqualsTheWireOverManyBlocksAndChunks) {
-  for (int size : {2, 3, 8}) {
+  for (int size : {3, 8}) {
     EngineOptions options = options_of(GetParam());
     options.max_bytes = 256 * 1024;
     Group group(size, options);

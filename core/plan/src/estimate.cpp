@@ -7,6 +7,7 @@
 
 #include "zensync/codec/index_codec.hpp"
 #include "zensync/plan/plan.hpp"
+#include "zensync/scheme/exchange.hpp"
 
 namespace zensync {
 namespace {
@@ -29,6 +30,12 @@ double effective_support(const KnownCounts& counts, double units) {
     (expected_union(counts.units, middle) < target ? low : high) = middle;
   }
   return high;
+}
+
+/// Headers and frame prefixes of `messages` messages, `with_job` of them with a job header.
+double header_bytes(double messages, double with_job) {
+  return messages * static_cast<double>(sizeof(MessageHeader) + kFramePrefixBytes) +
+         with_job * static_cast<double>(sizeof(JobHeader));
 }
 
 struct Model {
@@ -58,7 +65,7 @@ double balanced_bytes(const Model& model, const KnownCounts& counts) {
   const double pull = model.bytes(static_cast<double>(counts.union_units), model.unit_bytes);
   const double sent = model.bytes(most, model.unit_bytes);
   const double received = model.bytes(total / n, model.unit_bytes);
-  return (n - 1) / n * (std::max(sent, received) + pull);
+  return (n - 1) / n * (std::max(sent, received) + pull) + header_bytes(2 * (n - 1), n - 1);
 }
 
 double agsparse_bytes(const Model& model, const KnownCounts& counts) {
@@ -72,7 +79,7 @@ double agsparse_bytes(const Model& model, const KnownCounts& counts) {
     most = std::max(most, bytes);
     least = least < 0 ? bytes : std::min(least, bytes);
   }
-  return std::max((n - 1) * most, total - least);
+  return std::max((n - 1) * most, total - least) + header_bytes(n - 1, n - 1);
 }
 
 double doubling_bytes(const Model& model, const KnownCounts& counts, double sum_bytes) {
@@ -90,8 +97,10 @@ double doubling_bytes(const Model& model, const KnownCounts& counts, double sum_
         for (std::size_t r = begin; r < begin + width && r + power < n; ++r) {
           block.push_back(counts.units[r + power]);
         }
+        constexpr double kCountBytes = 16;  // units and elements of each rank behind the sum
         return model.bytes(expected_union(block, model.support),
-                           block.size() == 1 ? model.unit_bytes : sum_bytes);
+                           block.size() == 1 ? model.unit_bytes : sum_bytes) +
+               header_bytes(1, 1) + kCountBytes * static_cast<double>(block.size());
       };
       sent += block_bytes_at(rank);
       received += block_bytes_at(rank ^ width);

@@ -18,7 +18,10 @@ constexpr std::string_view kNames[] = {"auto",     "balanced",   "recursive_doub
 constexpr double kPullBytes = 64 * 1024;
 constexpr std::uint64_t kMaxChunks = 8;
 constexpr std::uint64_t kMaxBoundedChunks = 4096;
-/// Bytes of an index entry of a single element, about (measured 0.64–0.95).
+/// A message counts its units in 32 bits: a tensor with more slots a chunk is cut evenly, below
+/// that.
+constexpr std::uint64_t kMaxChunkSlots = 1ULL << 31;
+/// Bytes of an index entry of a single element, about: Elias–Fano's 2 + log2(1/d) bits at d = 3 %.
 constexpr double kElementIndexBytes = 0.9;
 /// Shares assumed while nothing is known.
 constexpr double kGuessedDensity = 0.01;
@@ -34,7 +37,8 @@ double largest(const std::vector<std::uint64_t>& values) {
   return values.empty() ? 0 : static_cast<double>(*std::max_element(values.begin(), values.end()));
 }
 
-/// Imbalance constant k of choose_parts; measured at 8, 16 and 128 ranks, linear in between.
+/// Imbalance constant k of choose_parts: about the largest of n standard normal values that is to
+/// be expected (1.4 at 8, 1.8 at 16, 2.5 at 128), linear in between.
 double spread_of(int size) {
   if (size <= 8) return 1.4;
   if (size <= 16) return 1.4 + 0.4 * (size - 8) / 8;
@@ -105,7 +109,8 @@ std::vector<std::uint64_t> cut_chunks(std::uint64_t slots, std::uint64_t chunks,
 }
 
 SchemeId choose_scheme(const TensorSpec& spec, int size, const TensorState& state) {
-  if (size == 1 || !state.counts.known()) return SchemeId::kBalanced;
+  const bool gigantic = spec.layout == Layout::kDense && spec.elems() > kMaxChunkSlots;
+  if (size == 1 || !state.counts.known() || gigantic) return SchemeId::kBalanced;
   SchemeId best = SchemeId::kBalanced;
   double least = estimate_bytes(spec, size, state.counts, best);
   for (SchemeId id : {SchemeId::kRecursiveDoubling, SchemeId::kAgSparse}) {
@@ -166,8 +171,10 @@ Plan make_plan(const TensorSpec& spec, int size, const TensorState& state,
   const std::uint64_t units = spec.elems() / std::max<std::uint64_t>(plan.width, 1);
   if (plan.scheme == SchemeId::kBalanced) {
     const std::uint64_t slots = div_ceil(units, static_cast<std::uint64_t>(size));
-    plan.chunk_ends =
-        cut_chunks(slots, choose_chunk_count(spec, size, state, options), state.counts.histogram);
+    const std::uint64_t chunks = choose_chunk_count(spec, size, state, options);
+    const bool gigantic = slots > kMaxChunkSlots && spec.layout == Layout::kDense;
+    plan.chunk_ends = gigantic ? cut_chunks(slots, std::max(chunks, slots / kMaxChunkSlots + 1), {})
+                               : cut_chunks(slots, chunks, state.counts.histogram);
   }
   return plan;
 }
@@ -178,7 +185,8 @@ void after_sparse(const TensorSpec& spec, const PlanOptions& options, KnownCount
   const KnownCounts& known = state.counts;
   if (!known.known() || spec.elems() == 0) return;
   const double units = static_cast<double>(spec.elems()) / static_cast<double>(known.width);
-  if (spec.layout == Layout::kDense && spec.row_elems > 1) {
+  const bool counted = largest(known.elements) > 0;  // else elements (width 1: rows) are not known
+  if (counted && spec.layout == Layout::kDense && spec.row_elems > 1) {
     const auto elem_bytes = static_cast<double>(dtype_bytes(spec.dtype));
     const double own = mean(known.units);
     const double other = mean(known.elements);
@@ -191,7 +199,7 @@ void after_sparse(const TensorSpec& spec, const PlanOptions& options, KnownCount
     }
   }
   // The density that counts is the one of the units that the next job will use.
-  const bool switches = (known.width == 1) != (spec.row_elems == 1 || state.elements);
+  const bool switches = counted && (known.width == 1) != (spec.row_elems == 1 || state.elements);
   const double next_units = switches ? (state.elements ? static_cast<double>(spec.elems())
                                                        : static_cast<double>(spec.rows))
                                      : units;

@@ -43,6 +43,22 @@ TEST(Names, GoThereAndBack) {
   EXPECT_NE(unknown.error().message.find("recursive_doubling"), std::string::npos);
 }
 
+/// Rows that are known beforehand (`rows=`) are not searched, so their elements are not counted:
+/// the unit stays the row, and density is that of the rows.
+TEST(Widths, StayRowsWhileElementsAreNotCounted) {
+  const Plan first = make_plan(kTable, 4, TensorState(), PlanOptions());
+  ASSERT_GT(first.width, 1U);
+  const std::uint64_t parts = kTable.row_elems / first.width;
+  const TensorState sparse =
+      state_after(kTable, counts_of({100 * parts, 90 * parts}, {0, 0}, first.width));
+  EXPECT_FALSE(sparse.elements);
+  EXPECT_FALSE(sparse.dense);
+  EXPECT_GT(make_plan(kTable, 4, sparse, PlanOptions()).width, 1U);
+  const TensorState dense =
+      state_after(kTable, counts_of({2000 * parts, 90 * parts}, {0, 0}, first.width));
+  EXPECT_TRUE(dense.dense) << "a fifth of the rows";
+}
+
 TEST(Thresholds, ToDenseAboveTheLargestDensity) {
   struct Row {
     std::vector<std::uint64_t> units;

@@ -1,7 +1,9 @@
-// One round of headers before the group's own all-reduce: all ranks check that they are about to
-// reduce the same tensors, and share the samples of those whose density is probed. Place: scheme.
-// Bytes: 48 + 64 per tensor, to each peer. The job's own header (number of tensors, digest of the
-// keys) goes first, so that a rank which is at a sparse job is found as well.
+// One round of headers before a dense all-reduce outside the core: all ranks check that they are
+// about to reduce the same tensors, and share the samples of those whose density is probed.
+// Place: scheme. Bytes: 48 + 64 per tensor, to each peer: a message header and a job header for
+// each tensor, in order. A rank that is at a sparse job is found as well, by the job header that
+// its first message carries, or by the kind of the message. Fails with kMismatch or
+// kCorruptMessage.
 #include <algorithm>
 
 #include "encode.hpp"
@@ -68,7 +70,7 @@ SchemeTask agree(SchemeContext& context, const std::vector<JobHeader>& mine,
     }
     Incoming incoming;
     incoming.from = Rank{peer};
-    incoming.message = &work.received_push[index];
+    incoming.message = work.received_push[index].bytes();
     incoming.expected = expect(context, MessageKind::kAgree, 0, 0);
     Status status = read_items(context, incoming, mine, names, theirs[index]);
     if (!status.ok()) co_return status;

@@ -3,6 +3,7 @@
 // rival, and the best choice for very few units at small n. All ranks add the same messages in the
 // same order: equal bits.
 #include <algorithm>
+#include <utility>
 
 #include "encode.hpp"
 #include "receive.hpp"
@@ -35,7 +36,6 @@ void send_all(SchemeContext& context, const Partition& whole) {
 
 Status add_all(SchemeContext& context, const Partition& whole) {
   Workspace& work = *context.workspace;
-  Buffer own;
   std::vector<const SparseSet*> order;
   for (int peer = 0; peer < context.size(); ++peer) {
     const auto index = static_cast<std::size_t>(peer);
@@ -43,10 +43,9 @@ Status add_all(SchemeContext& context, const Partition& whole) {
     incoming.from = Rank{peer};
     incoming.expected = expect(context, MessageKind::kGather, 0, whole.slots());
     incoming.expected.job_headers = 1;
-    incoming.message = &work.received_pull[index];
+    incoming.message = work.received_pull[index].bytes();
     if (peer == context.rank.value) {
-      own.append(work.pull[0].bytes().data(), work.pull[0].bytes().size());
-      incoming.message = &own;
+      incoming.message = std::as_const(work.pull[0]).bytes();
       incoming.expected.verify = false;
     }
     auto header = receive_set(context, incoming, work.sets[index]);

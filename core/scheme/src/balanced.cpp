@@ -15,6 +15,7 @@
 // before exchange t. Bytes: push + pull of ZEN (OSDI'25, section 3), both with block codecs.
 #include <algorithm>
 #include <numeric>
+#include <utility>
 
 #include "encode.hpp"
 #include "receive.hpp"
@@ -95,11 +96,11 @@ class BalancedJob {
       SparseSet& set = work_.sets[static_cast<std::size_t>(owner)];
       Incoming incoming = incoming_from(owner, MessageKind::kPull, chunk);
       incoming.owner = Rank{owner};
-      incoming.message = &work_.received_pull[static_cast<std::size_t>(owner)];
       const bool self = owner == context_.rank.value;
+      incoming.message = self ? std::as_const(work_.pull[chunk % 2]).bytes()
+                              : work_.received_pull[static_cast<std::size_t>(owner)].bytes();
       if (self) incoming.expected.verify = false;
-      auto header = self ? read_own(work_.pull[chunk % 2], incoming, set)
-                         : receive_set(context_, incoming, set);
+      auto header = receive_set(context_, incoming, set);
       if (!header.ok()) return header.status();
       context_.sink->put(*context_.kernels, {&partition_, Rank{owner}, begin(chunk)}, set);
     }
@@ -143,15 +144,6 @@ class BalancedJob {
     return incoming;
   }
 
-  Result<MessageHeader> read_own(const MessageWriter& writer, const Incoming& incoming,
-                                 SparseSet& set) const {
-    auto parsed = parse_message(writer.bytes(), incoming.expected);
-    if (!parsed.ok()) return parsed.error();
-    Status status = read_set(*context_.kernels, parsed.value(), incoming.expected, set);
-    if (!status.ok()) return status.error();
-    return parsed.value().header;
-  }
-
   Status add_pushes(std::size_t chunk) {
     std::vector<const SparseSet*>& order = order_;
     order.clear();
@@ -160,12 +152,12 @@ class BalancedJob {
       SparseSet& set = work_.sets[index];
       Incoming incoming = incoming_from(peer, MessageKind::kPush, chunk);
       incoming.owner = context_.rank;
-      incoming.message = &work_.received_push[index];
       incoming.expected.job_headers = chunk == 0 ? 1 : 0;
       const bool self = peer == context_.rank.value;
+      incoming.message = self ? std::as_const(work_.push[chunk % 2][index]).bytes()
+                              : work_.received_push[index].bytes();
       if (self) incoming.expected.verify = false;
-      auto header = self ? read_own(work_.push[chunk % 2][index], incoming, set)
-                         : receive_set(context_, incoming, set);
+      auto header = receive_set(context_, incoming, set);
       if (!header.ok()) return header.status();
       context_.counts->units[index] = header.value().total_units;
       context_.counts->elements[index] = header.value().total_elements;

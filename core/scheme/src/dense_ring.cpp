@@ -1,9 +1,9 @@
-// A dense ring all-reduce of our own, for C++ programs and tests (in torch, "dense" is the
-// group's). Place: scheme. The tensor is cut into n segments. Reduce-scatter: in step s rank r
-// sends its sum of segment r − s to r + 1 and adds what it gets of segment r − s − 1; after n − 1
-// steps it holds segment r + 1 complete. All-gather: complete segments go round. 2(n − 1)/n · M per
-// rank. Partial sums are fp32 for 16-bit floats, rounded once, before the all-gather, by the one
-// rank that completes a segment: equal bits. Sums start from +0.0.
+// A dense ring all-reduce of our own, for C++ programs and tests (scheme "dense" of the Python
+// package is Gloo's). Place: scheme. The tensor is cut into n segments. Reduce-scatter: in step s
+// rank r sends its sum of segment r − s to r + 1 and adds what it gets of segment r − s − 1; after
+// n − 1 steps it holds segment r + 1 complete. All-gather: complete segments go round. 2(n − 1)/n ·
+// M per rank. Partial sums are fp32 for 16-bit floats, rounded once, before the all-gather, by the
+// one rank that completes a segment: equal bits. Sums start from +0.0.
 #include <algorithm>
 #include <cstring>
 
@@ -26,7 +26,7 @@ class RingJob {
   void start() {
     const std::size_t sum_bytes = dtype_bytes(sum_dtype(context_.spec.dtype));
     work_.ring.resize_discard(elems_ * sum_bytes);
-    std::memset(work_.ring.data(), 0, work_.ring.size());
+    if (elems_ != 0) std::memset(work_.ring.data(), 0, work_.ring.size());
     add(0, elems_, context_.dense_data, context_.spec.dtype);
   }
 
@@ -56,7 +56,7 @@ class RingJob {
   Status receive(MessageKind kind, int step, int segment) {
     Incoming incoming;
     incoming.from = previous();
-    incoming.message = &work_.received_pull[0];
+    incoming.message = work_.received_pull[0].bytes();
     incoming.expected = expect(context_, kind, static_cast<std::size_t>(step), 0);
     incoming.expected.job_headers = kind == MessageKind::kRingReduce && step == 0 ? 1 : 0;
     auto parsed = receive_message(context_, incoming);
@@ -67,13 +67,14 @@ class RingJob {
     if (message.header.kind != kind || message.header.chunk != step ||
         message.header.sequence != context_.job.sequence ||
         message.header.job_headers != incoming.expected.job_headers) {
-      return make_error(ErrorKind::kMismatch, "the previous rank is at another place of the ring",
-                        previous());
+      return at_peer(context_, previous(),
+                     make_error(ErrorKind::kMismatch, "the peer is at another place of the ring"));
     }
     if (message.header.values_dtype != value_dtype(kind) || message.header.units != count ||
         message.values.size() != count * bytes || !message.index.empty()) {
-      return make_error(ErrorKind::kCorruptMessage, "a segment of another length or dtype",
-                        previous());
+      return at_peer(
+          context_, previous(),
+          make_error(ErrorKind::kCorruptMessage, "a segment of another length or dtype"));
     }
     if (kind == MessageKind::kRingReduce) {
       add(begin(segment), count, message.values.data(), value_dtype(kind));

@@ -32,7 +32,8 @@ class RangeEncoder {
         range_(range),
         writers_(writers),
         rows_{context.spec.row_elems},
-        counts_rows_(context.plan.width == 1 && context.spec.row_elems > 1),
+        counts_rows_(context.plan.width == 1 && context.spec.row_elems > 1 &&
+                     range.partition->kind() == PartitionKind::kRotation),
         counts_elems_(context.plan.width > 1 && context.source->is_scanned()) {}
 
   void run(MessageHeader& totals) {

@@ -7,17 +7,6 @@
 namespace zensync {
 namespace {
 
-Error at_peer(const SchemeContext& context, Rank peer, Error error) {
-  error.rank = context.rank;
-  error.culprit = peer;
-  if (error.tensor.empty()) error.tensor = context.tensor;
-  if (error.kind == ErrorKind::kCorruptMessage) {
-    error.message =
-        "message from rank " + std::to_string(peer.value) + " is corrupt: " + error.message;
-  }
-  return error;
-}
-
 bool units_exist(const Incoming& incoming, const SparseSet& set) {
   if (incoming.partition == nullptr || set.runs.empty()) return true;
   const Partition& partition = *incoming.partition;
@@ -29,6 +18,17 @@ bool units_exist(const Incoming& incoming, const SparseSet& set) {
 }
 
 }  // namespace
+
+Error at_peer(const SchemeContext& context, Rank peer, Error error) {
+  error.rank = context.rank;
+  error.culprit = peer;
+  if (error.tensor.empty()) error.tensor = context.tensor;
+  if (error.kind == ErrorKind::kCorruptMessage) {
+    error.message =
+        "message from rank " + std::to_string(peer.value) + " is corrupt: " + error.message;
+  }
+  return error;
+}
 
 std::uint64_t longest_message(std::uint64_t slots, std::uint64_t unit_bytes, bool job_header) {
   // A block costs at most 2^14 bits, 3 bytes of count, 10 of skipped blocks; raw at most 8 a unit.
@@ -46,12 +46,14 @@ Expected expect(const SchemeContext& context, MessageKind kind, std::size_t chun
   expected.slots = slots;
   expected.width = context.plan.width;
   expected.dtype = context.spec.dtype;
+  expected.partial_sums =
+      kind == MessageKind::kPush || kind == MessageKind::kGather || kind == MessageKind::kDouble;
   expected.verify = context.wire.verify;
   return expected;
 }
 
 Result<ParsedMessage> receive_message(const SchemeContext& context, const Incoming& incoming) {
-  auto parsed = parse_message(incoming.message->bytes(), incoming.expected);
+  auto parsed = parse_message(incoming.message, incoming.expected);
   if (!parsed.ok()) return at_peer(context, incoming.from, parsed.error());
   for (std::size_t i = 0; i < parsed.value().header.job_headers; ++i) {
     if (incoming.expected.job_headers != 1) break;

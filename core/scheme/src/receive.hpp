@@ -1,13 +1,15 @@
 // From a received message to a checked set of units, with errors that name peer and tensor.
-// Place: scheme, internal.
+// Place: scheme, internal. Sets point into the received bytes. Fails with kCorruptMessage,
+// kMismatch.
 #pragma once
 
 #include "zensync/scheme/context.hpp"
 
 namespace zensync {
 
-/// No message of a healthy peer is longer; one that carries a job header may come from a peer whose
-/// tensor has another shape, and must be read far enough to say so.
+/// Where a message carries a job header, at least this much is received: its sender's tensor may
+/// have another, larger shape, and the message must be there before its header can say so. (Above
+/// this the same mistake is a kCorruptMessage.)
 inline constexpr std::uint64_t kHeaderCapacityBytes = 1ULL << 30;
 
 /// The longest message over `slots` slots with units of `unit_bytes`.
@@ -15,13 +17,16 @@ std::uint64_t longest_message(std::uint64_t slots, std::uint64_t unit_bytes, boo
 
 struct Incoming {
   Rank from;
-  const Buffer* message = nullptr;
+  std::span<const std::byte> message;
   Expected expected;
   /// If set: units must exist at these slots.
   const Partition* partition = nullptr;
   Rank owner;
   std::uint64_t slot_lo = 0;
 };
+
+/// `error` with what is known here: this rank, the peer, the tensor.
+Error at_peer(const SchemeContext& context, Rank peer, Error error);
 
 Expected expect(const SchemeContext& context, MessageKind kind, std::size_t chunk,
                 std::uint64_t slots);

@@ -1,12 +1,13 @@
 // Recursive doubling for any n (SparCML's SSAR, with a fixed tree). Place: scheme.
 //
-// p = the largest power of two ≤ n. Ranks ≥ p send their units to rank − p, which adds them behind
-// its own
-// ("fold"). Then in step k ranks whose numbers differ in bit k exchange the sums of their blocks of
-// 2^k ranks, and both compute lower block + upper block. At last the folded ranks get the finished
-// result. All ranks compute the same tree of additions, so bits are equal. A message of one rank's
-// own units carries the tensor's dtype; partial sums carry fp32 for 16-bit floats. The counts of
-// the ranks behind a sum travel with it, as 16 bytes each in front of the values.
+// p = the largest power of two ≤ n.
+//  1. Fold: ranks ≥ p send their units to rank − p, which adds them behind its own.
+//  2. Double: in step k ranks whose numbers differ in bit k exchange the sums of their blocks of
+//     2^k ranks, and both compute lower block + upper block.
+//  3. Return: the folded ranks get the finished result.
+// All ranks compute the same tree of additions, so bits are equal. A message of one rank's own
+// units carries the tensor's dtype; partial sums carry fp32 for 16-bit floats. The counts of the
+// ranks behind a sum travel with it, as 16 bytes each in front of the values.
 #include <algorithm>
 #include <bit>
 #include <cstring>
@@ -97,15 +98,15 @@ class DoublingJob {
                  SparseSet& set) {
     Incoming incoming;
     incoming.from = Rank{from};
-    incoming.message = &work_.received_pull[0];
+    incoming.message = work_.received_pull[0].bytes();
     incoming.expected = expect(context_, kind, static_cast<std::size_t>(step), whole_.slots());
     incoming.expected.job_headers = 1;
     auto parsed = receive_message(context_, incoming);
     if (!parsed.ok()) return parsed.status();
     ParsedMessage& message = parsed.value();
     if (message.values.size() < ranks.size() * sizeof(RankCount)) {
-      return make_error(ErrorKind::kCorruptMessage, "message from rank " + std::to_string(from) +
-                                                        " is shorter than its counts");
+      return at_peer(context_, Rank{from},
+                     make_error(ErrorKind::kCorruptMessage, "shorter than its counts"));
     }
     for (std::size_t i = 0; i < ranks.size(); ++i) {
       RankCount count;
@@ -113,7 +114,8 @@ class DoublingJob {
       set_count(ranks[i], count);
     }
     message.values = message.values.subspan(ranks.size() * sizeof(RankCount));
-    return read_set(*context_.kernels, message, incoming.expected, set);
+    Status status = read_set(*context_.kernels, message, incoming.expected, set);
+    return status.ok() ? status : Status(at_peer(context_, Rank{from}, status.error()));
   }
 
   /// work.sums = lower + upper, where one of both is work.sums and the other work.other.

@@ -5,8 +5,8 @@
 // branch that depends on the data; narrow units (less than a vector) go through one bit per
 // element; of wide units all vectors are OR-ed together and tested once. Compaction happens in a
 // register and the whole vector is stored (kSlackElems): compressing into memory is microcoded on
-// Zen 4. A −0.0 makes a rare second pass over the few vectors in cache: stores would halve the
-// speed of reading.
+// some processors (Zen 4: uops.info, VPCOMPRESSD with a memory operand). A −0.0 makes a rare second
+// pass over the few vectors in cache, so that the common pass reads only.
 
 // The guard toggles, because this file is included once per target.
 #if defined(ZENSYNC_KERNELS_FIND_INL_HPP) == defined(HWY_TARGET_TOGGLE)

@@ -1,9 +1,8 @@
 // SIMD kernels that move units: `gather` and `scatter`. Place: kernels, private; compiled once per
-// Highway target by tables.cpp. Units of 2, 4 and 8 bytes are moved one by one (the processor's
-// gather and scatter instructions have not been tried); larger ones in vectors, the last of which
-// overlaps the one before. The distances of fetching ahead are plausible, not tuned. The loops
-// fetch ahead, because positions ascend with gaps that no hardware prefetcher follows. Memory,
-// sizes and results: see kernels.hpp. Nothing here allocates or fails.
+// Highway target by tables.cpp. Units of 2, 4 and 8 bytes are moved one by one, larger ones in
+// vectors, the last of which overlaps the one before. The loops fetch ahead, because positions
+// ascend with gaps that no hardware prefetcher follows. Memory, sizes and results: see kernels.hpp.
+// Nothing here allocates or fails.
 
 // The guard toggles, because this file is included once per target.
 #if defined(ZENSYNC_KERNELS_MOVE_INL_HPP) == defined(HWY_TARGET_TOGGLE)

@@ -115,8 +115,7 @@ void pack_elias_fano(const uint16_t* offsets, uint32_t count, uint32_t slots, st
 }
 
 /// offsets[i] = (offsets[i] − i) << low_bits | the i-th low part. `low` can be read 4 bytes past
-/// its end. (Eight at a time, with a shuffle and a shift for each lane, took a third longer on Zen
-/// 4.)
+/// its end.
 HWY_INLINE void join_low(const uint8_t* low, size_t count, unsigned low_bits, uint16_t* offsets) {
   const uint32_t mask = (1U << low_bits) - 1;
   for (size_t i = 0; i < count; ++i) {

@@ -1,7 +1,10 @@
-// A growable block of bytes that is not initialised, aligned for SIMD; once grown it is kept.
-// Place: base, level 0. Owner: whoever holds it; not thread-safe. Growth is by half of what was
-// held before, so that counts which grow slowly do not allocate at each step. Throws std::bad_alloc
-// only.
+// A growable block of bytes that is not initialised, aligned for SIMD; and a typed array over one.
+// Place: base, level 0; what workspaces, messages and COO results are made of.
+// Owner: whoever holds it. It moves and does not copy; one that was moved from may only be assigned
+// to or destroyed. Once grown it is kept: growth is by half of what was held before, so that counts
+// which grow slowly do not allocate at each step. Pointers into it hold until it grows.
+// Threads: none of its own; one thread at a time.
+// Fails with std::bad_alloc only, and then still holds what it held.
 #pragma once
 
 #include <algorithm>
@@ -50,10 +53,6 @@ class Buffer {
     if (size_bytes != 0) std::memcpy(data_.get() + old_bytes, source, size_bytes);
   }
   void clear() { size_ = 0; }
-  void release() {
-    data_.reset();
-    size_ = capacity_ = 0;
-  }
 
  private:
   struct Free {

@@ -1,5 +1,9 @@
-// Every setting that zensync takes from the environment, in one place; read once, at first use.
-// Place: base, level 0. Wrong values are kept as text and refused by whoever uses them.
+// Every setting that the core takes from the environment, in one place.
+// Place: base, level 0; `src/env.cpp` is the only reader of the environment in the core.
+// Read once, at the first call, and kept as long as the process lives: what changes later has no
+// effect. Owned by this module; callers get a reference that is never invalid.
+// Threads: any (the first call is guarded); set variables before threads start.
+// Nothing here fails: a wrong value is kept as text and refused by whoever uses it.
 #pragma once
 
 #include <string>

@@ -1,5 +1,9 @@
 // Clears DAZ and FTZ (and their like) for a scope, so that denormals are added exactly whatever the
-// process has set (`torch.set_flush_denormal`). Place: base, level 0. Thread-local effect only.
+// process has set (`torch.set_flush_denormal`).
+// Place: base, level 0; held by the engine's thread while a job runs, and by the kernels that add.
+// Threads: the flags are those of the calling thread; the scope must end on the thread it began on.
+// Scopes nest: each puts back what it found. Owns nothing; cannot fail.
+// On processors other than x86-64 and AArch64 it does nothing.
 #pragma once
 
 #include <cstdint>

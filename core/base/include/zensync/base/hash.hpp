@@ -1,7 +1,8 @@
 // Hashing: the 64-bit mix behind the rotation, keys of tensors, digests of messages.
-// Place: base, level 0. Pure functions. Digests are XXH3-64 (xxHash); `mix64` is the finaliser of
-// SplitMix64 (Steele, Lea, Flood, OOPSLA'14), written out because its bits are part of the wire
-// format.
+// Place: base, level 0. Pure functions over the caller's bytes; any thread; nothing can fail.
+// Digests and keys are XXH3-64 with seed 0 (xxHash). `mix64` is one step of SplitMix64 (Steele,
+// Lea, Flood, OOPSLA'14), written out because its bits are part of the wire format.
+// Nothing here is cryptographic: it finds accidents, not attacks.
 #pragma once
 
 #include <cstddef>

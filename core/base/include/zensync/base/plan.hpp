@@ -1,10 +1,11 @@
 // Plain structs about one tensor: what it is, what all ranks know of its sparsity, what was chosen
-// for it. Place: base, level 0, so that schemes (level 3) and the planner (level 4) share them. No
-// behaviour.
+// for it.
+// Place: base, level 0, so that schemes (level 3) and the planner (level 4) share them.
+// Values: they own their vectors, are copied freely, and have no behaviour and no threads.
+// What they hold is equal on all ranks at the same job; plans are functions of nothing else.
 #pragma once
 
 #include <cstdint>
-#include <string_view>
 #include <vector>
 
 #include "zensync/base/types.hpp"
@@ -17,7 +18,7 @@ enum class SchemeId : std::uint8_t {
   kRecursiveDoubling = 2,
   kAgSparse = 3,
   kDenseRing = 4,  ///< our own dense coroutine, for C++ programs and tests
-  kDense = 5,      ///< the group's own all-reduce; the engine only agrees on it
+  kDense = 5,      ///< a dense all-reduce of the caller's; the engine only agrees on it
 };
 
 /// Fixed facts of a tensor; equal on all ranks.

@@ -1,9 +1,12 @@
-// Results and errors. The core returns values; it never throws across a module's edge, prints or
-// exits. Place: base, level 0. Every error says what happened, on which rank and tensor; Python
-// maps each kind to one exception class.
+// Results and errors: the core returns values.
+// Place: base, level 0. Every error says what happened, on which rank and tensor; Python maps each
+// kind to one exception class.
+// No module prints, exits, or throws across its edge, with one exception: std::bad_alloc passes
+// through all of them, and the engine makes kCapacity of it.
+// Values: they own their texts; no threads. Ask `ok()` first: `error()` of a good Status has no
+// meaning, `value()` of a failed Result throws std::bad_variant_access.
 #pragma once
 
-#include <cassert>
 #include <optional>
 #include <string>
 #include <utility>

@@ -1,5 +1,8 @@
-// Which ranks share a host, as plain data. Schemes get it from the first day, though only two-level
-// ones use it. Place: base, level 0.
+// Which ranks share a host, as plain data.
+// Place: base, level 0. Drivers make it (the native mesh from what ranks publish about their hosts)
+// and the context of every scheme carries it, though no scheme here uses it: two-level ones will.
+// Values: they own their vector; no threads. Nothing can fail but for std::bad_alloc.
+// Equal on all ranks of a mesh.
 #pragma once
 
 #include <vector>

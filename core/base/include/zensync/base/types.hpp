@@ -1,5 +1,8 @@
 // Plain types that every module shares: ranks, element types, units, reductions.
-// Place: base, level 0; no state, no I/O, nothing here can fail.
+// Place: base, level 0, beneath everything.
+// Values and constexpr functions: no memory of their own, no state, no threads, nothing can fail.
+// Numbers that travel (DType, ReduceOp, Layout) are part of the wire format: see
+// docs/wire_format.md.
 // Units of the names: `*_bytes` bytes, `*_elems` elements, `*_units` units (see docs/glossary.md).
 #pragma once
 

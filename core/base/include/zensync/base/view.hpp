@@ -1,6 +1,9 @@
-// Views over memory that the caller owns: pointer, shape, dtype. They hold nothing and free
-// nothing; the caller keeps the memory alive, and does not touch it, until the job ends. Place:
-// base, level 0. A tensor is rows × row_elems elements; an element-sparse one has row_elems = 1.
+// Views over memory that the caller owns: pointer, shape, dtype.
+// Place: base, level 0; what a job is submitted with (engine, level 5).
+// They hold nothing and free nothing: the caller keeps the memory alive, and does not touch it,
+// until the job has ended. They are copied freely; no threads, nothing here can fail or is checked
+// (the engine checks a job's views before anything is sent).
+// A tensor is rows × row_elems elements; an element-sparse one has row_elems = 1.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,10 @@
-// The two headers on the wire and how they are checked. Place: codec, level 2. docs/wire_format.md
-// has the bytes. A message is: MessageHeader, JobHeaders (`job_headers` of them, usually 0 or 1),
-// values, index. All integers are little-endian; the handshake refuses peers of another byte order.
+// The two headers on the wire and how they are compared. docs/wire_format.md has the bytes.
+// Place: codec, level 2. A message is: MessageHeader, JobHeaders (`job_headers` of them, usually 0
+// or 1), values, index. All integers are little-endian; the handshake refuses peers of another byte
+// order.
+// Values, copied to and from messages with memcpy; no threads.
+// `check_job_header` is pure and fails with kMismatch only; a header's own fields are checked when
+// its message is parsed (message.hpp).
 #pragma once
 
 #include <cstdint>
@@ -9,10 +13,9 @@
 
 #include "zensync/base/result.hpp"
 #include "zensync/base/types.hpp"
+#include "zensync/base/wire_version.hpp"
 
 namespace zensync {
-
-inline constexpr std::uint8_t kWireVersion = 1;
 
 /// What a message is for; both ends must be at the same place of the same scheme.
 enum class MessageKind : std::uint8_t {
@@ -23,7 +26,7 @@ enum class MessageKind : std::uint8_t {
   kReturn = 5,  ///< recursive doubling: the result, to a rank that was folded away
   kRingReduce = 6,
   kRingGather = 7,
-  kAgree = 8,  ///< headers only: what comes next goes through the group's all-reduce
+  kAgree = 8,  ///< headers only: what comes next goes through a dense all-reduce
 };
 inline constexpr int kMaxMessageKind = 8;
 

@@ -1,8 +1,12 @@
-// The index of a message: which of its slots carry a unit. Place: codec, level 2.
-// Blocks of 2^14 slots; each non-empty block is written as varint(blocks skipped), varint(count −
-// 1), then its offsets as a bitmap or Elias–Fano, whichever is smaller (both ends compute which).
-// Empty blocks cost nothing. Whole messages of a handful of units are raw. The sizes here are what
-// `traffic` uses, so both agree.
+// The index of a message: which of its slots carry a unit.
+// Place: codec, level 2. Blocks of 2^14 slots; each non-empty block is written as varint(blocks
+// skipped), varint(count − 1), then its offsets as a bitmap or Elias–Fano, whichever is smaller
+// (both ends compute which). Empty blocks cost nothing. Whole messages of a handful of units are
+// raw. The sizes here are what `traffic` uses, so both agree.
+// Memory is the caller's; `write_block` appends to a Buffer, `read_index` fills a SparseSet, and
+// both grow what they fill (std::bad_alloc). Pure otherwise; any thread, on memory no one else
+// writes.
+// Writing trusts its caller. Reading trusts nothing and fails with kCorruptMessage.
 #pragma once
 
 #include <cstdint>

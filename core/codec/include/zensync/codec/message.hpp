@@ -1,7 +1,13 @@
-// One message, written piece by piece and read with every field checked. Place: codec, level 2.
-// Layout: MessageHeader (48) | job headers (64 each) | values | index. Values stand first so that
-// they can be written while units are found, before their number is known (docs/adr/0004). Writers
-// and readers keep their buffers, so that a warm job does not allocate. Not thread-safe.
+// One message, written piece by piece and read with every field checked.
+// Place: codec, level 2. Layout: MessageHeader (48) | job headers (64 each) | values | index.
+// Values stand first so that they can be written while units are found, before their number is
+// known (docs/adr/0004).
+// A MessageWriter owns its message and keeps the memory, so that a warm job does not allocate; what
+// it has handed out holds until its next call. What is parsed points into the received bytes.
+// Threads: one at a time.
+// Bytes from a peer are checked in two steps, `parse_message` and `read_set`. Errors: kMismatch
+// where the peer is at another place of the program, kCorruptMessage for all else; memory:
+// std::bad_alloc.
 #pragma once
 
 #include <cstdint>
@@ -56,7 +62,8 @@ struct Expected {
   std::uint16_t job_headers = 0;
   std::uint64_t slots = 0;    ///< of the range that the message covers
   std::uint64_t width = 1;    ///< elements per unit
-  DType dtype = DType::kF32;  ///< the tensor's; values are of it or of its sum_dtype
+  DType dtype = DType::kF32;  ///< of the tensor, and of the values
+  bool partial_sums = false;  ///< values may be of sum_dtype(dtype) as well
   bool verify = true;
 };
 
@@ -67,14 +74,16 @@ struct ParsedMessage {
   std::span<const std::byte> index;
 };
 
-/// Checks length, version, digest and (by kind) place of a message; reads no index. Where kind,
-/// sequence or job headers are not those expected, the error is kMismatch: the peer is elsewhere.
+/// Checks length, version and digest of a message and finds its parts; reads no index. What the
+/// message claims to be is checked by `read_set` (or, where there is no index, by the scheme).
 Result<ParsedMessage> parse_message(std::span<const std::byte> message, const Expected& expected);
 
 /// Job header `i` of a parsed message.
 JobHeader job_header_of(const ParsedMessage& message, std::size_t i);
 
-/// Reads index and values of a parsed message into `set` (values point into the message).
+/// Reads index and values of a parsed message into `set` (values point into the message). Where
+/// kind, sequence, chunk or number of job headers are not those expected, the error is kMismatch:
+/// the peer is at another place.
 Status read_set(const kernels::Table& table, const ParsedMessage& message, const Expected& expected,
                 SparseSet& set);
 

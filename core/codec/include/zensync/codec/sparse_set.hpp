@@ -1,6 +1,9 @@
 // A set of units with values, in the form that all schemes compute on: runs of blocks, 16-bit
-// offsets, values. Place: codec, level 2. Offsets ascend within a block, blocks ascend. `values`
-// may point into a received message (then the set lives as long as that buffer) or into `storage`.
+// offsets, values. Offsets ascend within a block, blocks ascend.
+// Place: codec, level 2; read from messages, added by schemes, written back by a sink.
+// Owner: runs, offsets and `storage` are its own and are kept when it is cleared. `values` may
+// point into a received message (then the set is good as long as that buffer) or into `storage`.
+// Threads: one at a time. Nothing here checks or fails: sets from peers were checked by `read_set`.
 #pragma once
 
 #include <cstdint>

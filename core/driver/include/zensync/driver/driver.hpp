@@ -1,6 +1,12 @@
 // The contract of every driver: it performs exchanges, with a deadline, and can be aborted.
-// Place: driver, level 4. A driver belongs to one thread (the engine's), except `abort`, which any
-// thread may call. It owns sockets or mailboxes, never the messages. Every error names the peer.
+// Place: driver, level 4; the engine is its caller, scheme/exchange.hpp has the rules of exchanges.
+// Owner: it owns sockets or mailboxes, never the messages; those stay the caller's and must not
+// change until the next exchange has ended, or a flush.
+// Threads: a driver belongs to one thread (the engine's). `abort` may come from any thread: it may
+// wait for the exchange under way to stop, and then for peers' systems to take the reason (the
+// native mesh: about 200 ms at most).
+// Every call ends, at its deadline if not before. Every error names the peer that caused it, where
+// one did; after an error the driver is dead.
 #pragma once
 
 #include <chrono>
@@ -41,8 +47,9 @@ class Driver {
   virtual Status flush(Clock::time_point deadline) = 0;
 
   /// Tells all peers why this rank gives up (they get `why` as the error of their next or current
-  /// exchange) and drops all connections. Idempotent; the first reason counts. Sends of an exchange
-  /// that succeeded and was not flushed are still read; those of one that failed are not.
+  /// exchange) and drops all connections; bounded in time. Idempotent; the first reason counts.
+  /// Sends of an exchange that succeeded and was not flushed are still read; those of one that
+  /// failed are not.
   virtual void abort(const Error& why) = 0;
 
   virtual WireCount wire_count() const = 0;

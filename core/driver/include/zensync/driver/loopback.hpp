@@ -1,5 +1,10 @@
-// Ranks that are threads of one process. Place: driver, level 4. For tests, `zensync bench
-// --bytes`, examples.
+// Ranks that are threads of one process, over mailboxes in memory.
+// Place: driver, level 4; for tests, `zensync bench --bytes`, examples.
+// Owner: the drivers of one world own it together; it lives as long as any of them. Messages are
+// copied when sent, so that senders never wait and their memory is free at once.
+// Threads: one per driver; `abort` from any.
+// Fails as every driver (driver.hpp): kDeadline, kPeerLost when a driver was destroyed while a
+// message from it is awaited, kCorruptMessage when a message is too long, a peer's own error.
 #pragma once
 
 #include <memory>

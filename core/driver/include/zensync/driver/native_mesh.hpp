@@ -1,11 +1,13 @@
 // The native mesh: a full mesh of TCP connections between n ranks, over standalone Asio.
 // Place: driver, level 4. No thread of its own: connections make progress inside `exchange` and
-// `flush`, on the calling thread (a measured choice: no hand-over per exchange; see docs/adr).
-// Start: each rank listens on an ephemeral port of the chosen interface, publishes its address
-// through the Rendezvous, connects to all lower ranks and accepts all higher ones. A handshake
-// checks a token (drawn by rank 0, published through the Rendezvous) and a digest of version,
-// endianness, n and every setting that touches the wire; a stranger is refused and start-up goes
-// on.
+// `flush`, on the calling thread (docs/adr/0001).
+// Start: each rank listens on an ephemeral port of the chosen interface, publishes its address,
+// host and settings through the Rendezvous, connects to all lower ranks and accepts all higher
+// ones. A handshake (docs/wire_format.md) checks a token, drawn by rank 0 and published through the
+// Rendezvous, and a digest of version, endianness, n and every setting that touches the wire; a
+// stranger is refused and start-up goes on.
+// Owner: the driver owns its sockets; the Rendezvous is used while it opens only. Its end
+// says goodbye, or tells the peers the error it died of.
 #pragma once
 
 #include <chrono>

@@ -1,6 +1,9 @@
 // How ranks find each other before they have connections: a small store of keys and values.
 // Place: driver, level 4. Python adapts the process group's Store to it; C++ programs use the
-// file-based one. Called from one thread, at start and after a fault, never while exchanging.
+// file-based one.
+// Owner: the caller; whoever opens a mesh uses it until the mesh is open, never while exchanging.
+// Threads: one per object. Calls may block, `wait` for as long as it is told.
+// Fails with kDeadline (`wait`) and whatever the store behind it reports (files: kUnsupported).
 #pragma once
 
 #include <chrono>

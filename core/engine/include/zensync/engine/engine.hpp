@@ -1,8 +1,12 @@
 // The engine: a queue of jobs, one thread that runs them in submission order over one driver,
-// workspaces, deadlines, and what is known of each tensor. Place: engine, level 5: the only mutable
-// data of the first half. Thread rules: every public call may come from any thread; jobs run on the
-// engine's own thread, with DAZ and FTZ cleared. Memory named by a JobSpec must live, untouched,
-// until the job has ended. Never calls back.
+// workspaces, deadlines, and what is known of each tensor.
+// Place: engine, level 5: the only mutable data of the core.
+// Owner: it owns its driver, thread and workspaces. Memory named by a JobSpec is the caller's and
+// must live, untouched, until the job has ended; a Job owns its report and COO result.
+// Threads: every public call may come from any thread; jobs run on the engine's own, with DAZ and
+// FTZ cleared. Never calls back.
+// Failures: a job ends with an error or well, and at its deadline at the latest. The first error is
+// final: peers are told, and every later job ends with it at once. Out of memory is kCapacity.
 #pragma once
 
 #include <chrono>
@@ -23,7 +27,9 @@ namespace zensync {
 
 struct EngineOptions {
   SchemeId scheme = SchemeId::kAuto;
-  std::uint64_t max_bytes = 0;                  ///< bound on the workspace of one job; 0: none
+  /// A target for the workspace of a `balanced` job, reached by more chunks, from counts of earlier
+  /// jobs; not a hard bound, and without effect on the other schemes. 0: none.
+  std::uint64_t max_bytes = 0;
   std::chrono::milliseconds deadline{1800000};  ///< for one job, from its start
   WireOptions wire;  ///< codec and partition (tests, comparisons), digests on messages
 };
@@ -34,8 +40,8 @@ struct JobSpec {
   std::string name;  ///< the tensor's name: its key, and what errors call it; equal on all ranks
   std::variant<DenseView, CooView> input;
   ReduceOp op = ReduceOp::kSum;
-  /// Whether the engine may answer Outcome::kUseDense (the caller then runs the group's
-  /// all-reduce).
+  /// Whether the engine may answer Outcome::kUseDense. The caller then runs a dense all-reduce of
+  /// its own (the Python package: over a Gloo backend of the State's, docs/adr/0006).
   bool allow_dense = true;
   /// Where a tensor without counts starts.
   bool starts_dense = false;
@@ -43,8 +49,8 @@ struct JobSpec {
 
 enum class Outcome {
   kDone,      ///< the sum is in place (dense) or can be fetched (COO)
-  kUseDense,  ///< all ranks agreed to use the group's own all-reduce; nothing was changed or sent
-              ///< but headers
+  kUseDense,  ///< all ranks agreed on a dense all-reduce by the caller; nothing was changed or
+              ///< sent but headers
 };
 
 /// How one job went.
@@ -75,7 +81,7 @@ class Job {
   virtual std::span<const std::byte> result_values() const = 0;
 };
 
-/// A tensor that is about to go through the group's own all-reduce: all ranks check that they
+/// A tensor that is about to go through the caller's dense all-reduce: all ranks check that they
 /// agree. When a probe is due (every 64th time) and `data` is not null, a sample of it is counted
 /// and shared.
 struct DenseItem {

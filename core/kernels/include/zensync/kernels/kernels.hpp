@@ -1,8 +1,10 @@
 // The loops over elements: find, count, add, finish, gather, scatter, pack, unpack, coalesce.
 // Place: kernels, level 1. One table of functions per target; `ref` is the obvious version and the
-// oracle, the others are SIMD (Google Highway) and give the same bits. All memory is the caller's;
-// nothing here allocates (but `coalesce`, in the scratch handed to it), blocks or fails, except
-// where a result says so. Any thread may call any function on memory that no one else writes.
+// oracle, the others are SIMD (Google Highway) and give the same bits.
+// Owner: all memory is the caller's. Nothing here allocates (but `coalesce`, in the scratch handed
+// to it: std::bad_alloc), blocks or fails, except where a result says so. Lengths and positions are
+// trusted; only `unpack_*` take bytes from elsewhere.
+// Threads: any thread may call any function on memory that no one else writes.
 #pragma once
 
 #include <cstddef>

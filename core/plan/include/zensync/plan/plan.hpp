@@ -1,8 +1,10 @@
-// The pure functions that choose how one tensor is synchronised. Place: plan, level 4.
-// A plan is a function of integers that every rank holds (shapes, and counts that travelled with
-// earlier jobs), never of clocks, so that all ranks and all repetitions choose alike. Only +, −, ×,
-// ÷ and square roots of doubles, which IEEE 754 rounds correctly everywhere. No state: TensorState
-// belongs to the engine.
+// The pure functions that choose how one tensor is synchronised.
+// Place: plan, level 4. A plan is a function of integers that every rank holds (shapes, and counts
+// that travelled with earlier jobs), never of clocks, so that all ranks and all repetitions choose
+// alike. Only +, −, ×, ÷ and square roots of doubles, which IEEE 754 rounds correctly everywhere.
+// Owner: no state here; a TensorState belongs to the engine and is changed only by the calls that
+// take one. Threads: any, on structs that no one else writes.
+// Nothing fails but `scheme_from_name` (kInvalid), and std::bad_alloc from vectors.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +27,8 @@ std::uint64_t plan_digest(const Plan& plan);
 
 struct PlanOptions {
   SchemeId scheme = SchemeId::kAuto;
-  std::uint64_t max_bytes = 0;   ///< bound on workspace; 0: none
+  /// A target for the workspace of `balanced` (more chunks), not a hard bound; 0: none.
+  std::uint64_t max_bytes = 0;
   double to_dense_above = 0.15;  ///< largest density over ranks
   double to_sparse_below = 0.10;
   bool single_chunk = false;
@@ -34,7 +37,7 @@ struct PlanOptions {
 /// What is remembered of one tensor between jobs; equal on all ranks.
 struct TensorState {
   KnownCounts counts;
-  bool dense = false;              ///< it goes through the group's own all-reduce
+  bool dense = false;              ///< it goes through a dense all-reduce, outside the core
   bool elements = false;           ///< its units are single elements though it has rows
   std::uint64_t dense_rounds = 0;  ///< dense jobs since it became dense
 };

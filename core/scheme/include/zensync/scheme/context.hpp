@@ -1,7 +1,11 @@
 // What a scheme works with: who it is, what the job is, where units come from and go to, and memory
-// to work in. Place: scheme, level 3. All pointers outlive the coroutine. A Workspace belongs to
-// one engine and is used by one job at a time; it only grows, so a warm job allocates nothing while
-// counts do not grow.
+// to work in; and the schemes themselves.
+// Place: scheme, level 3. The engine makes a context for each job.
+// Owner: all pointers are the caller's and outlive the coroutine. A Workspace belongs to one engine
+// and only grows: while counts do not grow, what a job still allocates is small (the coroutine's
+// frame, vectors with an entry per rank or histogram bin, the Job itself).
+// Threads: one job at a time, on one thread.
+// A scheme ends with kCorruptMessage or kMismatch, naming peer and tensor; std::bad_alloc passes.
 #pragma once
 
 #include <cstdint>
@@ -78,8 +82,8 @@ SchemeTask recursive_doubling(SchemeContext& context);
 SchemeTask agsparse(SchemeContext& context);
 /// A ring over all elements: reduce-scatter, then all-gather. Dense-stored tensors only.
 SchemeTask dense_ring(SchemeContext& context);
-/// One round of headers, before the group's own all-reduce. `mine` and `theirs` are in order of
-/// items; theirs is [peer][item] and filled on success.
+/// One round of headers, before a dense all-reduce outside the core. `mine` and `theirs` are in
+/// order of items; theirs is [peer][item] and filled on success.
 SchemeTask agree(SchemeContext& context, const std::vector<JobHeader>& mine,
                  const std::vector<std::string>& names,
                  std::vector<std::vector<JobHeader>>& theirs);

@@ -1,7 +1,11 @@
 // The coroutine that a scheme is. It yields a pointer to an Exchange and goes on when that has been
-// performed; it ends with a Status. Place: scheme, level 3. Owner: whoever runs it; not
-// thread-safe; one resume at a time. A driver's failure is not told to the scheme: whoever runs it
-// destroys the coroutine, which owns nothing but references.
+// performed; it ends with a Status.
+// Place: scheme, level 3; the engine runs it over a driver, tests feed it by hand.
+// Owner: whoever runs it. Its frame holds a small job object and references to context and
+// workspace, which must outlive it; the exchange it yields is the workspace's.
+// Threads: one at a time, one resume at a time; not bound to one thread.
+// A driver's failure is not told to the scheme: whoever runs it destroys the coroutine where it
+// stands. std::bad_alloc leaves through `next()`; the task is then only destroyed.
 #pragma once
 
 #include <coroutine>

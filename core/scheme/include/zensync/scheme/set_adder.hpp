@@ -1,8 +1,11 @@
-// Adds sets of units in a fixed order. Place: scheme, level 3.
-// Block by block: the union of the sets' offsets as a bitmap of 2 KiB, a table from offset to
-// place, then one scatter-add per set, in order. Work is O(units received + blocks met): blocks
-// that nobody sent cost nothing, so no memory or time grows with the number of slots. Sums start
-// from +0.0; cancelled units stay members.
+// Adds sets of units in a fixed order.
+// Place: scheme, level 3. Block by block: the union of the sets' offsets as a bitmap of 2 KiB, a
+// table from offset to place, then one scatter-add per set, in order. Work is O(units received +
+// blocks met): blocks that nobody sent cost nothing, so no memory or time grows with the number of
+// slots. Sums start from +0.0; cancelled units stay members.
+// Owner: it owns its scratch and keeps it; sets are the caller's, and `out` gets storage of its
+// own.
+// Threads: one at a time. Sets were checked before; fails with std::bad_alloc only.
 #pragma once
 
 #include <cstdint>

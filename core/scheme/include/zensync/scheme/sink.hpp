@@ -1,7 +1,11 @@
-// Where sums go: into the caller's dense tensor, or into a growing COO result. Place: scheme,
-// level 3. Only the union is written. A COO sink keeps what it was given until `end_chunk`, so the
-// sets put since the last call must still be there then. Counts the union and its histogram on the
-// way (equal on all ranks).
+// Where sums go: into the caller's dense tensor, or into a growing COO result. Only the union is
+// written. Counts the union and its histogram on the way (equal on all ranks).
+// Place: scheme, level 3; one per job.
+// Owner: dense memory is the caller's; a COO result is the sink's. A COO sink keeps pointers to
+// what it was given until `end_chunk`, so the sets put since the last call must still be there
+// then.
+// Threads: one at a time; a COO result may be read by any once the job has ended.
+// Fails with kCorruptMessage (a COO row that came in part only) and std::bad_alloc.
 #pragma once
 
 #include <cstdint>
@@ -43,8 +47,6 @@ class UnitSink {
 
   const Array<std::int64_t>& rows() const { return rows_; }
   const Buffer& values() const { return values_; }
-  Array<std::int64_t>& rows() { return rows_; }
-  Buffer& values() { return values_; }
   std::uint64_t union_units() const { return union_units_; }
   const std::vector<std::uint64_t>& histogram() const { return histogram_; }
 

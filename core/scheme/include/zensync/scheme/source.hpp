@@ -1,7 +1,10 @@
-// Where a rank's units come from. Place: scheme, level 3. A view: the caller's memory, nothing
-// owned. Two kinds: scanned (dense-stored; each range is searched for non-zero units as it is
-// needed, so that values are still in the cache when they are encoded) and listed (rows known
-// beforehand: COO, `rows=`).
+// Where a rank's units come from: scanned (dense-stored; each range is searched for non-zero units
+// as it is needed, so that values are still in the cache when they are encoded) or listed (rows
+// known beforehand: COO, `rows=`).
+// Place: scheme, level 3; the engine makes one for each job.
+// Owner: a view; nothing here is owned, and the memory behind it outlives the job. A search writes
+// +0.0 over −0.0 in the caller's memory, else nothing is written.
+// Threads: one at a time. Cannot fail, but for std::bad_alloc from the array handed in.
 #pragma once
 
 #include <cstddef>

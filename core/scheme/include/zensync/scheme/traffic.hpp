@@ -1,7 +1,10 @@
-// How many bytes a scheme sends, from counts alone. Place: scheme, level 3. Pure.
-// From exact counts (ExactCounts) the result equals, byte for byte, what passes a counting driver:
-// message headers, job headers and frame prefixes included. The planner gives estimated counts to
-// the same functions.
+// How many bytes a scheme sends, from counts alone.
+// Place: scheme, level 3. From exact counts (ExactCounts) the result equals, byte for byte, what
+// passes a counting driver: message headers, job headers and frame prefixes included. Tests hold
+// schemes against it, and the planner's estimate, which has closed forms of its own
+// (plan/src/estimate.cpp).
+// Owner: inputs are the caller's; results are values. ExactCounts owns its lists and a cache.
+// Threads: pure but for that cache: one ExactCounts per thread. Fails with std::bad_alloc only.
 #pragma once
 
 #include <cstdint>
