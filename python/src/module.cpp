@@ -3,6 +3,8 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 
+#include <array>
+
 #include "engine.hpp"
 #include "errors.hpp"
 #include "job.hpp"
@@ -16,6 +18,9 @@ namespace nb = nanobind;
 
 namespace zensync::python {
 namespace {
+
+// Drivers of this build, as their `name()` begins.
+constexpr std::array<const char*, 3> kDrivers = {"native", "loopback", "counting"};
 
 nb::str to_str(std::string_view text) { return nb::str(text.data(), text.size()); }
 
@@ -31,7 +36,7 @@ nb::dict info() {
   result["kernels_error"] = chosen.ok() ? nb::none() : nb::object(to_str(chosen.error().message));
   result["simd"] = ZENSYNC_SIMD_BUILT != 0;
   nb::list drivers;
-  for (const char* name : {"native", "loopback", "counting"}) drivers.append(name);
+  for (const char* name : kDrivers) drivers.append(name);
   result["drivers"] = drivers;
   return result;
 }

@@ -23,7 +23,14 @@ class Closable(Protocol):
     def mark_forked(self) -> None: ...
 
 
+class Joinable(Protocol):
+    """What must not run any more when the interpreter ends: there it would end the process."""
+
+    def join(self, timeout_s: float) -> bool: ...
+
+
 _live: weakref.WeakSet[Closable] = weakref.WeakSet()
+_workers: weakref.WeakSet[Joinable] = weakref.WeakSet()
 
 
 def register(state: Closable) -> None:
@@ -31,14 +38,22 @@ def register(state: Closable) -> None:
     _live.add(state)
 
 
+def register_worker(worker: Joinable) -> None:
+    """Waits for `worker` at exit: its State may be gone, and closing on the worker's own thread."""
+    _workers.add(worker)
+
+
 def close_all() -> None:
     """Closes what is still open. The bound is for all together."""
     until = time.monotonic() + EXIT_LIMIT_S
     for state in list(_live):
         state.close(max(until - time.monotonic(), 0.2))
+    for worker in list(_workers):
+        worker.join(max(until - time.monotonic(), 0.2))
 
 
 def _after_fork_in_child() -> None:
+    _workers.clear()  # threads do not live here
     for state in list(_live):
         state.mark_forked()
 

@@ -1,32 +1,51 @@
 """Opens what a State needs on the network: the engine over the native mesh, and the dense group.
 
-Collective: all ranks of the group make their States in the same order. Keys in the group's store
-are unique for each State, by a count that every rank keeps in the store, so that they stay unique
-when groups come and go.
+Collective: all ranks of the group make their States in the same order. What goes wrong on one rank
+ends the attempt of all (`_attempt.py`), and the next one has keys of its own.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
-from datetime import timedelta
+import threading
+import time
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch.distributed as dist
 
 from . import _core, _torch_compat
+from ._attempt import Attempt, PeerFailed, poll
 from ._dense import DenseGroup
-from .errors import raise_error
+from .errors import Error, PeerLostError, raise_error
 
 _DEFAULT_TIMEOUT_S = 1800.0
+_LAST_WAIT_S = 0.1  # for an engine that has had no job
 _LOOPBACK = "127.0.0.1"
+
+_locks: weakref.WeakKeyDictionary[dist.ProcessGroup, threading.RLock] = weakref.WeakKeyDictionary()
+_locks_lock = threading.Lock()
+
+
+def lock_of(group: dist.ProcessGroup) -> threading.RLock:
+    """Held by the one thread that makes a State of `group`; groups do not wait for each other."""
+    with _locks_lock:
+        return _locks.setdefault(group, threading.RLock())
 
 
 class StoreRendezvous:
-    """The Rendezvous of the core over a Store of torch. Values are bytes."""
+    """The Rendezvous of the core over a Store of torch. Values are bytes.
 
-    def __init__(self, store: dist.Store) -> None:
+    check: called while waiting, may raise. raised: what ended a wait; the core sees only its text.
+    """
+
+    def __init__(self, store: dist.Store, check: Callable[[], None] | None = None) -> None:
         self._store = store
+        self._check = check
+        self.raised: BaseException | None = None
 
     def set(self, key: str, value: bytes) -> None:
         self._store.set(key, value)  # type: ignore[arg-type]
@@ -38,14 +57,10 @@ class StoreRendezvous:
     def wait(self, key: str, timeout_s: float) -> bytes | None:
         """The value after waiting for it; None if it never came."""
         try:
-            self._store.wait([key], timedelta(seconds=timeout_s))
-        except RuntimeError as why:
-            if self._store.check([key]):
-                return self._store.get(key)
-            if isinstance(why, dist.DistNetworkError):
-                raise
-            return None
-        return self._store.get(key)
+            return self._store.get(key) if poll(self._store, key, timeout_s, self._check) else None
+        except BaseException as why:
+            self.raised = why
+            raise
 
     def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
         """Sets `desired` where the value is `expected` (empty: none yet); the value afterwards."""
@@ -69,32 +84,94 @@ def own_address(store: dist.Store, interface_name: str) -> str:
 
 
 def open_mesh(
-    group: dist.ProcessGroup, options: dict[str, Any], hosts: list[str] | None
+    group: dist.ProcessGroup, choose: Callable[[], dict[str, Any]]
 ) -> tuple[_core.Engine, DenseGroup]:
-    """Engine and dense group of one State; `options` are the engine's (see _core.pyi)."""
-    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    """Engine and dense group of one State. `choose` gives the engine's options (see _core.pyi);
+    what it raises, the peers of this rank are told."""
+    try:
+        with lock_of(group):
+            return _open_at_last(group, choose)
+    except Error:
+        raise
+    except RuntimeError as why:  # of torch
+        raise PeerLostError(f"the process group failed to connect: {why}") from why
+
+
+def _open_at_last(
+    group: dist.ProcessGroup, choose: Callable[[], dict[str, Any]]
+) -> tuple[_core.Engine, DenseGroup]:
     store = _torch_compat.group_store(group)
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
     timeout_s = _torch_compat.group_timeout_s(group, _DEFAULT_TIMEOUT_S)
-    deadline_s = options.get("deadline_s") or timeout_s
-    made = store.add(f"zensync/made/{rank}", 1)
-    prefix = f"zensync/{made}"
-    address = _LOOPBACK
-    if size > 1:
-        address = own_address(store, _core.environment()["interface_name"])
-    engine = _core.open_engine(
-        rank,
-        size,
-        StoreRendezvous(dist.PrefixStore(f"{prefix}/mesh", store)),
-        {
-            **options,
-            "name": prefix,
-            "address": address,
-            "deadline_s": deadline_s,
-            "timeout_s": min(timeout_s, deadline_s),
-            "hosts": hosts[rank] if hosts else None,
-        },
-    )
-    if isinstance(engine, _core.ErrorInfo):
-        raise_error(engine)
-    dense_store = dist.PrefixStore(f"{prefix}/dense", store)
-    return engine, DenseGroup(dense_store, rank, size, deadline_s)
+    until = time.monotonic() + timeout_s
+    while True:
+        attempt = Attempt(store, rank, size)
+        try:
+            options = choose()
+            deadline_s = options["deadline_s"] or timeout_s
+            until = min(until, time.monotonic() + deadline_s)
+            options = {**options, "deadline_s": deadline_s, "name": attempt.prefix}
+            return _Opening(attempt, store, (rank, size), until).run(options)
+        except PeerFailed as why:
+            if not attempt.is_missing() or time.monotonic() >= until:
+                raise why.error from None
+        except BaseException as why:
+            attempt.fail(why)
+            raise
+
+
+def refuse_mesh(group: dist.ProcessGroup, why: Error) -> None:
+    """In place of `open_mesh`: ranks that try it are told that this one does not. Never waits."""
+    store = _torch_compat.group_store(group)
+    with contextlib.suppress(RuntimeError), lock_of(group):
+        Attempt(store, dist.get_rank(group), dist.get_world_size(group)).fail(why)
+
+
+class _Opening:
+    """One attempt, and the time until which it may take."""
+
+    def __init__(
+        self, attempt: Attempt, store: dist.Store, place: tuple[int, int], until: float
+    ) -> None:
+        self._attempt, self._store, self._until = attempt, store, until
+        self._rank, self._size = place
+
+    def run(self, options: dict[str, Any]) -> tuple[_core.Engine, DenseGroup]:
+        self._attempt.check()
+        engine = self._open_engine(options)
+        try:
+            return engine, self._open_dense(engine, options["deadline_s"])
+        except BaseException:
+            engine.close(_LAST_WAIT_S)
+            raise
+
+    def _left_s(self) -> float:
+        return max(self._until - time.monotonic(), 0.001)
+
+    def _open_engine(self, options: dict[str, Any]) -> _core.Engine:
+        address = _LOOPBACK
+        if self._size > 1:
+            address = own_address(self._store, _core.environment()["interface_name"])
+        rendezvous = StoreRendezvous(
+            dist.PrefixStore(f"{self._attempt.prefix}/mesh", self._store), self._attempt.check
+        )
+        engine = _core.open_engine(
+            self._rank,
+            self._size,
+            rendezvous,
+            {**options, "address": address, "timeout_s": self._left_s()},
+        )
+        if not isinstance(engine, _core.ErrorInfo):
+            return engine
+        if rendezvous.raised is not None:
+            raise rendezvous.raised
+        return raise_error(engine)
+
+    def _open_dense(self, engine: _core.Engine, deadline_s: float) -> DenseGroup:
+        if self._size > 1:
+            # From here on only Gloo waits, which no note can end.
+            self._attempt.meet(self._left_s())
+        # A client of the store of its own: Gloo waits in it, and others need theirs meanwhile.
+        store = _torch_compat.own_client(self._store)
+        prefixed = dist.PrefixStore(f"{self._attempt.prefix}/dense", store)
+        return DenseGroup(prefixed, engine, self._rank, self._size, deadline_s)

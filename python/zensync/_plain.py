@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from ._tensors import HALVES
 from ._worker import Pending, as_error
 
 if TYPE_CHECKING:
@@ -21,11 +22,16 @@ def all_reduce(
 
     is_coo = tensor.layout == torch.sparse_coo
     with torch.no_grad():
-        whole = tensor if is_coo else tensor.detach().resolve_neg().contiguous()
+        if is_coo:  # Gloo does not add 16-bit floats of COO tensors
+            whole = tensor.float() if tensor.dtype in HALVES else tensor
+        else:
+            whole = tensor.detach().resolve_neg().contiguous()
         dist.all_reduce(whole, group=group)
         if average:
             whole.div_(dist.get_world_size(group))
-        if not is_coo and whole.data_ptr() != tensor.data_ptr():
+        if is_coo and whole is not tensor:
+            tensor.copy_(whole.to(tensor.dtype))
+        elif not is_coo and whole.data_ptr() != tensor.data_ptr():
             tensor.copy_(whole)
     if not async_op:
         return None

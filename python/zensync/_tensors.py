@@ -22,6 +22,8 @@ DTYPES: dict[torch.dtype, _core.DType] = {
     torch.int64: _core.DType.I64,
 }
 
+HALVES = (torch.float16, torch.bfloat16)  # added up as fp32, rounded once
+
 _LAYOUT_WORDS = {
     torch.sparse_csr: "CSR",
     torch.sparse_csc: "CSC",
@@ -34,6 +36,15 @@ def require_supported(tensor: torch.Tensor) -> None:
     """UnsupportedError, with words on what to do, unless zensync can sum `tensor`."""
     if not isinstance(tensor, torch.Tensor):
         raise UnsupportedError(f"a torch.Tensor is needed, not {type(tensor).__name__}")
+    if tensor.is_nested:
+        raise UnsupportedError("nested tensors are not supported; sum their parts one by one")
+    if _torch_compat.has_own_dispatch(tensor):
+        raise UnsupportedError(
+            f"{type(tensor).__name__} is not supported: it may hold no memory of its own; sum the "
+            "plain tensors in it"
+        )
+    if torch.nn.parameter.is_lazy(tensor):
+        raise UnsupportedError("a lazy parameter has no values yet; run the module once")
     if tensor.is_quantized:
         raise UnsupportedError("quantised tensors are not supported; call dequantize() first")
     if tensor.layout in _LAYOUT_WORDS:
@@ -55,12 +66,22 @@ def require_supported(tensor: torch.Tensor) -> None:
             f"dtype {tensor.dtype} is not supported; use one of {known} (tensor.to(…))"
         )
     if tensor.layout == torch.strided and _overlaps_itself(tensor):
-        raise UnsupportedError("expanded tensors have no place for a sum; call contiguous() first")
+        raise UnsupportedError(
+            "elements of this tensor may share memory (expand, as_strided), which leaves no place "
+            "for a sum; call contiguous() first"
+        )
 
 
 def _overlaps_itself(tensor: torch.Tensor) -> bool:
-    pairs = zip(tensor.shape, tensor.stride(), strict=True)
-    return any(length > 1 and stride == 0 for length, stride in pairs)
+    """Whether two indices may mean one element: a stride does not reach over the axes below it."""
+    reach = 0
+    for stride, length in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if length == 0:
+            return False
+        if length > 1 and stride <= reach:
+            return True
+        reach += stride * (length - 1)
+    return False
 
 
 def spec_of(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> _core.TensorSpec:
@@ -109,7 +130,6 @@ class CooParts:
     values: torch.Tensor
     shape: torch.Size
     sparse_dim: int
-    coalesced: bool
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> CooParts:
@@ -122,10 +142,13 @@ class CooParts:
             joined = all_indices[0]
         else:
             joined = torch.zeros(all_indices.shape[1], dtype=torch.int64)
+            outside = torch.zeros(all_indices.shape[1], dtype=torch.bool)
             for axis in range(sparse_dim):
                 joined = joined * shape[axis] + all_indices[axis]
+                outside |= (all_indices[axis] < 0) | (all_indices[axis] >= shape[axis])
+            joined[outside] = -1  # the core refuses it, and tells all ranks
         values = _torch_compat.coo_values(tensor).detach().contiguous()
-        return cls(joined.contiguous(), values, shape, sparse_dim, tensor.is_coalesced())
+        return cls(joined.contiguous(), values, shape, sparse_dim)
 
     @property
     def rows(self) -> int:
@@ -144,8 +167,9 @@ class CooParts:
             _core.Layout.COO,
         )
         entries = self.indices.numel() if self.row_elems else 0
+        order_known = False  # the core looks itself
         return _core.CooTensor(
-            self.indices.data_ptr(), self.values.data_ptr(), entries, spec, self.coalesced
+            self.indices.data_ptr(), self.values.data_ptr(), entries, spec, order_known
         )
 
     def fetch(self, job: _core.Job) -> torch.Tensor:
@@ -169,14 +193,19 @@ class CooParts:
 
     def dense(self) -> torch.Tensor:
         """[rows, row_elems], duplicates added up; 16-bit floats as fp32."""
-        half = self.values.dtype in (torch.float16, torch.bfloat16)
-        dtype = torch.float32 if half else self.values.dtype
+        dtype = torch.float32 if self.values.dtype in HALVES else self.values.dtype
         result = torch.zeros((self.rows, self.row_elems), dtype=dtype)
         values = self.values.reshape(self.indices.numel(), self.row_elems).to(dtype)
         return result.index_add_(0, self.indices, values)
 
-    def from_dense(self, dense: torch.Tensor) -> torch.Tensor:
-        """The reverse of `dense`, with the rows that are not all zero."""
-        rows = (dense != 0).any(dim=1).nonzero().reshape(-1)
+    def member(self) -> torch.Tensor:
+        """uint8 [rows]: 1 where this tensor has an entry, whatever its value."""
+        member = torch.zeros(self.rows, dtype=torch.uint8)
+        member[self.indices] = 1
+        return member
+
+    def from_dense(self, dense: torch.Tensor, member: torch.Tensor) -> torch.Tensor:
+        """The reverse of `dense`, with the rows where `member` [rows] is not 0."""
+        rows = member.nonzero().reshape(-1)
         values = dense[rows].to(self.values.dtype)
         return self.assemble(rows, values.reshape(-1, *self.shape[self.sparse_dim :]))

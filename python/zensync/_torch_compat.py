@@ -6,6 +6,7 @@ here has a test in tests/python/test_compat.py that trips when torch moves it.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 from datetime import timedelta
 from typing import Any
@@ -13,6 +14,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
+
+_CLOSING_TAG = 0x7A656E  # of a message that nobody sends
 
 
 def group_store(group: dist.ProcessGroup) -> dist.Store:
@@ -51,8 +54,51 @@ def make_gloo(store: dist.Store, rank: int, size: int, timeout_s: float) -> Any:
 
     Not `dist.new_group`: its name is made from the number of groups that this process has had,
     which need not be equal on the ranks of a sub-group, and comes back after a group was destroyed.
+    Its threads, which add, do not flush denormals, whatever this thread does.
     """
-    return dist.ProcessGroupGloo(store, rank, size, timedelta(seconds=timeout_s))
+    flushes = bool((torch.tensor([1e-40]) * 1.0 == 0).item())
+    torch.set_flush_denormal(False)
+    try:
+        return dist.ProcessGroupGloo(store, rank, size, timedelta(seconds=timeout_s))
+    finally:
+        torch.set_flush_denormal(flushes)
+
+
+def start_all_reduce(gloo: Any, tensor: torch.Tensor, op: Any) -> Any:
+    """Starts an all-reduce of a backend that `make_gloo` made."""
+    options = dist.AllreduceOptions()
+    options.reduceOp = op
+    return gloo.allreduce([tensor], options)
+
+
+def close_gloo(gloo: Any, rank: int, size: int) -> None:
+    """Closes all connections of a Gloo backend; its collectives then fail, here and on the peers.
+
+    A receive whose wait expires does that, if it is from a peer that is still connected. `abort`
+    does not, and to drop the backend is not enough while a collective of it, or a traceback that
+    has seen one, is alive.
+    """
+    for step in range(1, size):
+        with contextlib.suppress(RuntimeError):  # expired, or not connected any more
+            work = gloo.recv([torch.zeros(1)], (rank + step) % size, _CLOSING_TAG)
+            work.wait(timedelta(milliseconds=1))
+
+
+def own_client(store: dist.Store) -> dist.Store:
+    """The same store over a connection of its own, where torch can make one.
+
+    A client of a TCPStore is locked while it waits: threads that share one wait for each other.
+    """
+    clone: Any = getattr(store, "clone", None)  # not in every torch
+    try:
+        return clone() if clone is not None else store
+    except RuntimeError:  # a store that cannot
+        return store
+
+
+def has_own_dispatch(tensor: torch.Tensor) -> bool:
+    """Whether it is a subclass that says itself what operations do: it may hold no memory."""
+    return type(tensor).__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl
 
 
 def wait_slice(work: Any, seconds: float) -> bool:

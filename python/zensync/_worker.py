@@ -1,12 +1,13 @@
 """The worker of a State: one thread that finishes its calls, in the order in which they were made.
 
 It waits for the engine's jobs (without the GIL), issues the dense all-reduces, and completes
-futures. A daemon
-thread: the interpreter does not wait for it, `zensync._exit` does, with a bound.
+futures, whose callbacks run on it. A daemon thread: the interpreter does not wait for it,
+`zensync._exit` does, with a bound.
 """
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import time
@@ -15,31 +16,46 @@ from typing import Any
 
 import torch
 
+from . import _exit
 from .errors import Error
 
+WAITS_FOR_ITSELF = (
+    "{what} in a callback of one of this State's futures would wait for itself; use async_op=True "
+    "or wait outside the callback"
+)
 
-def as_error(why: BaseException) -> Error:
-    """`why` as an error of zensync; defects keep their own text and cause."""
+
+def as_error(why: BaseException, rank: int | None = None) -> Error:
+    """`why` as an error of zensync; defects keep their own text and cause, `rank` caused them."""
     if isinstance(why, Error):
         return why
-    error = Error(f"{type(why).__name__} while synchronising: {why}")
+    error = Error(f"{type(why).__name__} while synchronising: {why}", rank=rank, culprit=rank)
     error.__cause__ = why
     return error
 
 
 class Pending:
-    """One call under way: `future` and `wait` end with the value or the error of `run`."""
+    """One call under way: `future` and `wait` end with the value or the error of `run`.
 
-    def __init__(self, run: Callable[[], Any]) -> None:
+    worker: the thread that runs it.
+    """
+
+    def __init__(self, run: Callable[[], Any], worker: threading.Thread | None = None) -> None:
         self.run: Callable[[], Any] | None = run
         self.future: torch.futures.Future[Any] = torch.futures.Future()
         self.value: Any = None
         self.error: Error | None = None
+        self._worker = worker
         self._ended = threading.Event()
         self._lock = threading.Lock()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Whether the call has ended, after waiting for it at most `timeout_s`."""
+        """Whether the call has ended, after waiting for it at most `timeout_s`.
+
+        Error on the worker's thread, if it has not ended: it never would.
+        """
+        if not self._ended.is_set() and threading.current_thread() is self._worker:
+            raise Error(WAITS_FOR_ITSELF.format(what="waiting for a call"))
         return self._ended.wait(timeout_s)
 
     def done(self) -> bool:
@@ -53,28 +69,29 @@ class Pending:
             self.run = None
             self.value, self.error = value, error
             self._ended.set()
-        if error is None:
-            self.future.set_result(value)
-        else:
-            self.future.set_exception(error)
+        with contextlib.suppress(RuntimeError):  # somebody else completed the future
+            if error is None:
+                self.future.set_result(value)
+            else:
+                self.future.set_exception(error)
 
 
 class Worker:
-    """A thread and its queue. `on_error` hears of every error, on the worker's thread."""
+    """A thread and its queue. Nothing that a call or a callback raises ends the thread."""
 
-    def __init__(self, name: str, on_error: Callable[[Error], None]) -> None:
+    def __init__(self, name: str) -> None:
         self.busy_s = 0.0  # time in which at least one call was under way
-        self._on_error = on_error
         self._queue: queue.SimpleQueue[Pending | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._under_way: set[Pending] = set()
         self._busy_since = 0.0
         self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
         self._thread.start()
+        _exit.register_worker(self)
 
     def submit(self, run: Callable[[], Any]) -> Pending:
         """Queues `run`; its value completes the Pending."""
-        pending = Pending(run)
+        pending = Pending(run, self._thread)
         with self._lock:
             if not self._under_way:
                 self._busy_since = time.monotonic()
@@ -82,14 +99,22 @@ class Worker:
         self._queue.put(pending)
         return pending
 
+    def is_current(self) -> bool:
+        """Whether this is the worker's own thread: a call, or a callback of a future."""
+        return threading.current_thread() is self._thread
+
     def stop(self) -> None:
         """Ends the thread once all that was queued has ended."""
         self._queue.put(None)
 
     def join(self, timeout_s: float) -> bool:
-        """Whether the thread has ended. From the worker itself (a callback): False, at once."""
-        if threading.current_thread() is self._thread:
-            return False
+        """Whether all calls have ended, and the thread with them.
+
+        On the worker's own thread (a callback) nothing is waited for.
+        """
+        if self.is_current():
+            with self._lock:
+                return not self._under_way
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
@@ -101,15 +126,20 @@ class Worker:
             self._end(pending, None, error)
 
     def _loop(self) -> None:
+        torch.set_flush_denormal(False)  # a thread inherits it; sums are exact
         while (pending := self._queue.get()) is not None:
-            value, error = None, None
-            try:
-                if pending.run is not None:
-                    value = pending.run()
-            except BaseException as why:  # every future ends, whatever happened
-                error = as_error(why)
-                self._on_error(error)
-            self._end(pending, value, error)
+            value, error = self._run(pending)
+            with contextlib.suppress(BaseException):  # of callbacks: their own futures have it
+                self._end(pending, value, error)
+            del pending, value, error  # an idle worker keeps nothing alive
+
+    def _run(self, pending: Pending) -> tuple[Any, Error | None]:
+        """Value and error of a call. What it refers to is let go before anybody learns the end."""
+        run, pending.run = pending.run, None
+        try:
+            return (None if run is None else run()), None
+        except BaseException as why:  # every future ends, whatever happened
+            return None, as_error(why)
 
     def _end(self, pending: Pending, value: Any, error: Error | None) -> None:
         with self._lock:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from . import _core
+from . import _core, _settings
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -23,14 +23,29 @@ JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON instead of te
 
 
 def collect_info() -> dict[str, Any]:
-    """What this installation can do, and what is active: versions, kernels, drivers, settings."""
+    """What this installation can do, and what is active: versions, kernels, drivers, settings.
+
+    problems: what the environment asks for and cannot be had; a State would refuse it.
+    """
     facts: dict[str, Any] = dict(_core.info())
     facts["python"] = platform.python_version()
     facts["torch"] = _torch_version()
     facts["environment"] = {
         name: value for name, value in sorted(os.environ.items()) if name.startswith("ZENSYNC_")
     }
+    facts["driver_active"] = None if _settings.transport_problem() else _settings.TRANSPORT
+    facts["disabled"] = _settings.is_disabled()
+    facts["problems"] = _settings.problems()
     return facts
+
+
+def active_line(facts: dict[str, Any]) -> str:
+    """One line: what a State here would use."""
+    if facts["disabled"]:
+        return "zensync: switched off by ZENSYNC_DISABLE=1; the group's own all-reduce is used"
+    driver = facts["driver_active"] or "none"
+    kernels = facts["kernels_active"] or "none"
+    return f"zensync {facts['version']}: driver {driver} (CPU tensors), kernels {kernels}"
 
 
 def _torch_version() -> str | None:
@@ -43,18 +58,30 @@ def _torch_version() -> str | None:
 
 @app.command()
 def info(as_json: JsonFlag = False) -> None:
-    """Shows the version, the kernels in use, the drivers built in, and what is set."""
+    """Shows the version, the kernels in use, the drivers built in, and what is set.
+
+    Exit status 1 where the environment asks for what is not there.
+    """
     facts = collect_info()
     if as_json:
         typer.echo(json.dumps(facts, indent=2))
-        return
-    active = facts["kernels_active"] or f"none: {facts['kernels_error']}"
-    typer.echo(f"zensync   {facts['version']}")
+    else:
+        _print_info(facts)
+    for problem in facts["problems"]:
+        typer.echo(f"zensync: {problem}", err=True)
+    if facts["problems"]:
+        raise typer.Exit(1)
+
+
+def _print_info(facts: dict[str, Any]) -> None:
+    active = facts["kernels_active"] or "none"
+    driver = facts["driver_active"] or "none"
+    typer.echo(active_line(facts))
     typer.echo(f"python    {facts['python']}")
     typer.echo(f"torch     {facts['torch'] or 'not installed'}")
     typer.echo(f"kernels   {active} (usable: {', '.join(facts['kernels'])})")
     typer.echo(f"SIMD      {'built in' if facts['simd'] else 'not built in'}")
-    typer.echo(f"drivers   {', '.join(facts['drivers'])}")
+    typer.echo(f"drivers   {driver} (built in: {', '.join(facts['drivers'])})")
     for name, value in facts["environment"].items():
         typer.echo(f"{name}={value}")
 

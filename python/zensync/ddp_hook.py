@@ -1,8 +1,8 @@
 """`zensync.hook`, for `ddp.register_comm_hook(state, zensync.hook)`: averages, as DDP does.
 
 Every parameter is looked at by itself: large ones that are mostly zeros are sent sparse, in place
-in the bucket; the rest of the bucket goes through the group's all-reduce in one piece. Never
-raises: the future ends with the error.
+in the bucket; the rest of the bucket goes through the State's dense all-reduce (`_dense.py`) in one
+piece. Never raises: the future ends with the error.
 """
 
 # No `from __future__ import annotations`: DDP compares a hook's annotations with its own types.
@@ -43,7 +43,7 @@ def hook(state: State, bucket: dist.GradBucket) -> torch.futures.Future[torch.Te
 
 
 def _failed(state: State, why: Exception) -> torch.futures.Future[torch.Tensor]:
-    error = as_error(why)
+    error = as_error(why, state.rank)
     if isinstance(error, UnsupportedError):
         state.note_failure(error)  # nothing was sent, on any rank alike
     else:
@@ -57,6 +57,7 @@ def _sparse_bucket(
     state: State, parameter: torch.Tensor, buffer: torch.Tensor
 ) -> torch.futures.Future[torch.Tensor]:
     """A `sparse=True` table: an uncoalesced COO gradient, alone in its bucket."""
+    state.require_coo()
     options = _core.JobOptions(state.plans.names.name(parameter), _AVG)
     parts = CooParts.of(buffer.detach())
     return state.call(lambda: submit_coo(state, parts, options)).future
@@ -135,10 +136,10 @@ def _agree(
     ]
     spec = _core.TensorSpec(rest.elems, 1, DTYPES[plan.dtype], _core.Layout.DENSE)
     items.append((_core.DenseTensor(0, spec), _core.JobOptions(plan.rest_name, _AVG), False))
-    return state.engine.agree(items)
+    return state.agree(items)
 
 
 def _submit(state: State, one: LargeParameter, gradient: torch.Tensor) -> _core.Job:
     """A sparse job on a gradient in the bucket, in place."""
     options = _core.JobOptions(one.name, _AVG, True, one.starts_dense)
-    return state.engine.submit_dense(_core.DenseTensor(gradient.data_ptr(), one.spec), options)
+    return state.submit_dense(_core.DenseTensor(gradient.data_ptr(), one.spec), options)

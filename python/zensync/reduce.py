@@ -12,7 +12,8 @@ import torch
 import torch.distributed as dist
 
 from . import _core, _plain
-from ._tensors import CooParts, plain_name, require_supported, sorted_ids, spec_of
+from ._dense import MAX
+from ._tensors import HALVES, CooParts, plain_name, require_supported, sorted_ids, spec_of
 from ._worker import Pending
 from .errors import DeadlineError, Error, UnsupportedError
 from .state import State, default_state
@@ -69,9 +70,10 @@ def all_reduce(
     tensor: CPU; float32, float64, bfloat16, float16, int32, int64; dense-stored of any strides, or
     COO, which comes back coalesced. [V, D…] is summed by rows. op: SUM or AVG (floats only).
     name: its key; calls with one key share counts. Default: dtype, shape, layout.
-    rows: int64 ids of the rows (dense-stored only) outside which this rank's tensor is zero: no
-    scan is made.
-    async_op: returns a Work at once. state: a State in place of the group's default one.
+    rows: int64 ids of the rows (dense-stored only) outside which this rank's tensor holds +0.0
+    (not -0.0) in every element: no scan is made, so what else is there stays on this rank only.
+    async_op: returns a Work at once; needed in callbacks of the State's own futures.
+    state: a State in place of the group's default one.
     Errors: UnsupportedError before anything is sent; MismatchError on all ranks when they disagree.
     """
     require_supported(tensor)
@@ -79,16 +81,20 @@ def all_reduce(
     is_coo = tensor.layout == torch.sparse_coo
     if rows is not None and is_coo:
         raise Error("rows= is for dense-stored tensors; a COO tensor has its own indices")
+    _require_name(name)
     if state is not None and group is not None and state.group is not group:
         raise Error("group= and state= name different groups; give one of them")
     used = default_state(group) if state is None else state
     used.require_usable()
     if used.disabled:
         return _plain.all_reduce(tensor, average, used.group, async_op)
+    if not async_op:
+        used.require_waitable("all_reduce")
     options = _core.JobOptions(
         name or plain_name(tensor), _core.ReduceOp.AVG if average else _core.ReduceOp.SUM
     )
     if is_coo:
+        used.require_coo()
         pending = _submit_coo(used, tensor, options)
     else:
         pending = _submit_strided(used, tensor, options, rows)
@@ -97,6 +103,15 @@ def all_reduce(
         return work
     work.wait()
     return None
+
+
+def _require_name(name: Any) -> None:
+    try:
+        if name is None or name.encode():
+            return
+    except (AttributeError, UnicodeEncodeError):
+        pass
+    raise Error(f"name= must be a text that is not empty, not {name!r}")
 
 
 def _is_average(op: Any, tensor: torch.Tensor) -> bool:
@@ -110,31 +125,46 @@ def _is_average(op: Any, tensor: torch.Tensor) -> bool:
 
 
 def dense_fallback(state: State, tensor: torch.Tensor, average: bool) -> None:
-    """What all ranks do when they have agreed on the dense all-reduce. On the worker's thread."""
-    state.dense.all_reduce(tensor)
+    """What all ranks do when they have agreed on the dense all-reduce. On the worker's thread.
+
+    The result is rounded once, and a sum of -0.0 is +0.0, as in a sparse one.
+    """
+    wide = tensor.float() if tensor.dtype in HALVES else tensor
+    state.dense.all_reduce(wide)
+    if wide.is_floating_point():
+        wide.add_(0.0)
     if average:
-        tensor.div_(state.size)
+        wide.div_(state.size)
+    if wide is not tensor:
+        tensor.copy_(wide)
+
+
+def _mode(tensor: torch.Tensor) -> Any:
+    """Inference tensors may be written in inference mode only; it is a thread's own."""
+    return torch.inference_mode() if tensor.is_inference() else torch.no_grad()
 
 
 def _submit_strided(
     state: State, tensor: torch.Tensor, options: _core.JobOptions, rows: torch.Tensor | None
 ) -> Pending:
     spec = spec_of(tensor)
-    ids = None if rows is None else sorted_ids(rows, spec.rows)
-    whole = tensor.detach()
-    used = whole.resolve_neg().contiguous()  # itself, if it can be summed in place
-    ids_at = (0, 0) if ids is None else (_address(ids), ids.numel())
+    ids = _EMPTY_IDS[:0] if rows is None else sorted_ids(rows, spec.rows)
+    with _mode(tensor):
+        whole = tensor.detach()
+        used = whole.resolve_neg().contiguous()  # itself, if it can be summed in place
 
     def start() -> Callable[[], Any]:
-        view = _core.DenseTensor(used.data_ptr(), spec, *ids_at)
-        job = state.engine.submit_dense(view, options)
+        ids_at = 0 if rows is None else _address(ids)
+        view = _core.DenseTensor(used.data_ptr(), spec, ids_at, ids.numel())
+        job = state.submit_dense(view, options)
 
-        def run(kept: Any = ids) -> list[torch.Tensor]:
-            if state.await_job(job, options.name) == _core.Outcome.USE_DENSE:
-                dense_fallback(state, used, options.op == _core.ReduceOp.AVG)
-            if used.data_ptr() != whole.data_ptr():
-                whole.copy_(used)
-            del kept  # the ids live until here
+        def run() -> list[torch.Tensor]:
+            outcome = state.await_job(job, options.name)
+            with _mode(tensor):
+                if outcome == _core.Outcome.USE_DENSE:
+                    dense_fallback(state, used, options.op == _core.ReduceOp.AVG)
+                if used.data_ptr() != whole.data_ptr():
+                    whole.copy_(used)
             return [tensor]
 
         return run
@@ -154,20 +184,22 @@ def submit_coo(
     state: State, parts: CooParts, options: _core.JobOptions
 ) -> Callable[[], torch.Tensor]:
     """Submits a COO tensor; what it returns, run on the worker, gives the coalesced sum."""
-    job = state.engine.submit_coo(parts.core_tensor(), options)
+    job = state.submit_coo(parts.core_tensor(), options)
 
     def run() -> torch.Tensor:
         if state.await_job(job, options.name) == _core.Outcome.DONE:
             return parts.fetch(job)
-        dense = parts.dense()
+        dense, member = parts.dense(), parts.member()
         dense_fallback(state, dense, options.op == _core.ReduceOp.AVG)
-        return parts.from_dense(dense)
+        state.dense.all_reduce(member, MAX)  # the union, also of rows that add up to zero
+        return parts.from_dense(dense, member)
 
     return run
 
 
 def _submit_coo(state: State, tensor: torch.Tensor, options: _core.JobOptions) -> Pending:
-    parts = CooParts.of(tensor)
+    with _mode(tensor):
+        parts = CooParts.of(tensor)
 
     def start() -> Callable[[], Any]:
         finish = submit_coo(state, parts, options)
@@ -175,7 +207,7 @@ def _submit_coo(state: State, tensor: torch.Tensor, options: _core.JobOptions) -
         def run() -> list[torch.Tensor]:
             # Not on a detached tensor: that has indices of its own, and only those would be
             # replaced.
-            with torch.no_grad():
+            with _mode(tensor):
                 return [tensor.copy_(finish())]
 
         return run

@@ -7,7 +7,9 @@ ranks share, the State refuses jobs until it is made anew.
 
 from __future__ import annotations
 
+import math
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -16,21 +18,17 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from . import _core, _exit
+from . import _core, _exit, _torch_compat
 from ._bucket import BucketPlans
-from ._mesh import open_mesh
+from ._mesh import lock_of, open_mesh, refuse_mesh
 from ._names import ParameterNames
-from ._torch_compat import group_is_alive
-from ._worker import Pending, Worker
-from .errors import Error, PeerLostError, UnsupportedError, raise_error
+from ._settings import disable_problem, is_disabled, transport_problem
+from ._worker import WAITS_FOR_ITSELF, Pending, Worker, as_error
+from .errors import DeadlineError, Error, PeerLostError, UnsupportedError, raise_error
 
 _ABORT_SHARE = 0.6  # of a bound on close: for jobs to end by themselves
 _LONG_S = 3600.0
-
-
-def is_disabled() -> bool:
-    """Whether ZENSYNC_DISABLE=1: the same calls, but the group's plain all-reduce and no mesh."""
-    return bool(_core.environment()["disable"])
+_SETTLE_S = 10.0  # for the jobs of a call that failed, once they were aborted
 
 
 class State:
@@ -39,11 +37,13 @@ class State:
     module: names its parameters, and tells tables (nn.Embedding, nn.EmbeddingBag) from the rest.
     scheme: "auto", "balanced", "recursive_doubling", "agsparse", "dense_ring" or "dense".
     hosts: one entry per rank, equal for ranks that share a host; found out if None.
-    max_bytes: bound on the workspace of one job.
+    max_bytes: a target for the workspace of `balanced` alone (more chunks); not a hard bound.
     deadline_s: for one job; the group's time-out if None.
     verify: digests on messages; on if None. Equal values on all ranks, or MismatchError.
     Errors: UnsupportedError, MismatchError, DeadlineError (a rank did not come), PeerLostError.
     """
+
+    _closed = True  # until it is made
 
     def __init__(
         self,
@@ -58,26 +58,45 @@ class State:
     ) -> None:
         self.group = _require_group(process_group)
         self.rank, self.size = dist.get_rank(self.group), dist.get_world_size(self.group)
-        self.plans = BucketPlans(ParameterNames(module))
         self.disabled = is_disabled()
+        self.scheme = scheme
         self.last_error: Error | None = None
         self._lock = threading.Lock()
-        self._closed = self._forked = False
+        self._forked = False
         self._pid = os.getpid()
+        self._counts_lock = threading.Lock()
         self._counts = {"jobs": 0, "failed": 0}
         self._reports: dict[str, dict[str, Any]] = {}
+        self._jobs: list[_core.Job] = []  # of the call that is being made, under the lock
+
+        def choose() -> dict[str, Any]:
+            """What this rank alone can find wrong; its peers are told."""
+            if not self.disabled:
+                _require_environment()
+            _require_module(module)
+            names = _host_names(hosts, self.size)
+            return {
+                "scheme": scheme,
+                "max_bytes": max_bytes,
+                "deadline_s": _require_deadline(deadline_s),
+                "verify": verify,
+                "hosts": names[self.rank] if names else None,
+            }
+
         if self.disabled:
-            return
-        _require_native_transport()
-        options = {
-            "scheme": scheme,
-            "max_bytes": max_bytes,
-            "deadline_s": deadline_s,
-            "verify": verify,
-        }
-        self._engine, self._dense = open_mesh(self.group, options, _host_names(hosts, self.size))
-        self._worker = Worker(f"zensync-{self.rank}", self._remember)
+            choose()
+            refuse_mesh(self.group, Error("ZENSYNC_DISABLE=1 is set there, but not on all ranks"))
+        else:
+            self._engine, self._dense = open_mesh(self.group, choose)
+            self._worker = Worker(f"zensync-{self.rank}")
+        self.plans = BucketPlans(ParameterNames(module))
+        self._closed = False
         _exit.register(self)
+
+    def __del__(self) -> None:
+        """The connections go with the State: a peer that still waits for this rank is told."""
+        if not self._closed and not sys.is_finalizing():
+            self.close()
 
     # What the glue (`reduce.py`, `ddp_hook.py`) uses.
 
@@ -102,17 +121,81 @@ class State:
         if self._closed:
             raise Error("this State is closed")
 
+    def require_coo(self) -> None:
+        """UnsupportedError if this State cannot sum COO tensors."""
+        if self.scheme == "dense_ring":
+            raise UnsupportedError('scheme="dense_ring" is for dense-stored tensors, not for COO')
+
+    def has_failed(self) -> bool:
+        """Whether it refuses jobs since an error that ranks share, none of which is gone."""
+        if self.disabled or self._closed or self._forked:
+            return False
+        error = self._engine.error
+        return error is not None and error.kind not in (PeerLostError.kind, DeadlineError.kind)
+
+    def require_waitable(self, what: str) -> None:
+        """Error on the worker's thread, where `what` would wait for itself for ever."""
+        if not self.disabled and self._worker.is_current():
+            raise Error(WAITS_FOR_ITSELF.format(what=what))
+
     def call(self, start: Callable[[], Callable[[], Any]]) -> Pending:
         """Makes one call: `start` submits its jobs and returns what the worker then runs.
 
         Both under the State's lock, so that the order is one, and no job starts while the State
-        closes.
+        closes. What `start` refers to is held until its jobs have ended, whatever happens.
         """
         self.require_usable()
         with self._lock:
             self.require_usable()
-            self._counts["jobs"] += 1
-            return self._worker.submit(start())
+            self._count("jobs")
+            jobs = self._jobs = []
+            interrupt: BaseException | None = None
+            try:
+                run = start()
+            except BaseException as why:
+                if not jobs:
+                    raise
+                run = _raiser(as_error(why, self.rank))
+                self._abort(as_error(why, self.rank))  # the jobs would wait for their like
+                interrupt = None if isinstance(why, Exception) else why
+            pending = self._worker.submit(lambda: self._finish(start, run, jobs))
+        if interrupt is not None:
+            raise interrupt
+        return pending
+
+    def submit_dense(self, tensor: _core.DenseTensor, options: _core.JobOptions) -> _core.Job:
+        """A job on dense memory, inside `start` of a call."""
+        return self._submitted(self._engine.submit_dense(tensor, options))
+
+    def submit_coo(self, tensor: _core.CooTensor, options: _core.JobOptions) -> _core.Job:
+        """A job on a COO tensor, inside `start` of a call."""
+        return self._submitted(self._engine.submit_coo(tensor, options))
+
+    def agree(self, items: list[tuple[_core.DenseTensor, _core.JobOptions, bool]]) -> _core.Job:
+        """A round before dense all-reduces, inside `start` of a call."""
+        return self._submitted(self._engine.agree(items))
+
+    def _submitted(self, job: _core.Job) -> _core.Job:
+        self._jobs.append(job)
+        return job
+
+    def _finish(
+        self,
+        start: Callable[[], Callable[[], Any]],
+        run: Callable[[], Any],
+        jobs: list[_core.Job],
+    ) -> Any:
+        """Runs a call on the worker. After an error all its jobs are waited for: until they have
+        ended, the engine may write to what `start` and `run` hold."""
+        try:
+            return run()
+        except BaseException as why:
+            error = as_error(why, self.rank)
+            self._fail(error)
+            until = time.monotonic() + _SETTLE_S
+            if not all(job.wait(max(until - time.monotonic(), 0.0)) for job in jobs):
+                _torch_compat.keep_forever((start, run))
+            raise error  # noqa: B904  (it is `why`, or has it as its cause)
 
     def await_job(self, job: _core.Job, name: str | None) -> _core.Outcome:
         """Waits for a job, keeps its report under `name`, raises its error."""
@@ -126,26 +209,44 @@ class State:
 
     def note_failure(self, error: Error) -> None:
         """Counts a failed call and keeps the first error."""
-        self._counts["failed"] += 1
-        if self.last_error is None:
-            self.last_error = error
+        self._count("failed")
+        with self._counts_lock:
+            if self.last_error is None:
+                self.last_error = error
 
     def give_up(self, error: Error) -> None:
-        """Tells all peers that this rank cannot go on; every later job fails with `error`."""
-        self._remember(error)
+        """Tells all peers that this rank cannot go on; every later job fails with `error`.
 
-    def _remember(self, error: Error) -> None:
+        From any thread: what takes longer is left to the worker.
+        """
         self.note_failure(error)
-        if self.disabled or self._closed:
+        if self.disabled or self._forked:
             return
-        if self._engine.error is None:  # only this rank knows: the others must learn it
+        self._abort(error)
+        with self._lock:
+            if not self._closed:
+                self._worker.submit(self._dense.break_off)
+
+    def _fail(self, error: Error) -> None:
+        """As `give_up`, on the worker. Raises nothing: the call ends with `error` all the same."""
+        try:
+            self.note_failure(error)
             self._abort(error)
-        self._dense.break_off()
+            self._dense.break_off()
+        except Exception as why:
+            error.add_note(f"and then, while telling the other ranks: {type(why).__name__}: {why}")
 
     def _abort(self, error: Error) -> None:
+        if self._engine.error is not None:
+            return  # that one was told
         info = _core.ErrorInfo(error.kind, error.message, error.tensor or "")
-        info.rank = info.culprit = self.rank
+        info.rank = self.rank
+        info.culprit = -1 if error.culprit is None else error.culprit
         self._engine.abort(info)
+
+    def _count(self, what: str) -> None:
+        with self._counts_lock:
+            self._counts[what] += 1
 
     # What users call.
 
@@ -153,7 +254,7 @@ class State:
         """Counts since the State was made.
 
         jobs, failed: calls. sent_bytes, received_bytes: over the mesh, headers included.
-        dense_bytes: handed to the group's all-reduce. sync_s: seconds in which a call was under
+        dense_bytes: handed to the dense all-reduce. sync_s: seconds in which a call was under
         way. tensors: last report by name.
         """
         result: dict[str, Any] = dict(self._counts)
@@ -171,6 +272,7 @@ class State:
         self.require_usable()
         if self.disabled:
             return
+        self.require_waitable("flush()")
         with self._lock:
             self.require_usable()
             marker = self._worker.submit(lambda: None)
@@ -180,7 +282,8 @@ class State:
         """Ends the State within `timeout_s`: calls under way may end, what is left then fails.
         Idempotent.
 
-        Not collective, but a peer that still waits for this rank then gets PeerLostError.
+        Not collective, but a peer that still waits for this rank then gets PeerLostError, and so
+        does one that calls later. In a callback of a future, calls under way fail at once.
         """
         if self._forked or self._pid != os.getpid():
             return
@@ -194,7 +297,8 @@ class State:
         self._worker.stop()
         ended = self._worker.join(timeout_s * _ABORT_SHARE)
         if not ended:
-            self._abort(PeerLostError(f"rank {self.rank} closed its State before this call ended"))
+            text = f"rank {self.rank} closed its State before this call ended"
+            self._abort(PeerLostError(text, culprit=self.rank))
             self._dense.cancel()
         self._engine.close(max(min(until - time.monotonic(), 1.0), 0.1))
         if not ended and not self._worker.join(max(until - time.monotonic(), 0.1)):
@@ -227,20 +331,45 @@ def _require_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
     return found
 
 
-def _require_native_transport() -> None:
-    wanted = _core.environment()["transport"]
-    if wanted not in ("", "native"):
-        raise UnsupportedError(
-            f'ZENSYNC_TRANSPORT is "{wanted}", which is not in this version; only "native" is'
-        )
+def _require_environment() -> None:
+    if (problem := disable_problem()) is not None:
+        raise Error(problem)
+    if (problem := transport_problem()) is not None:
+        raise UnsupportedError(problem)
 
 
-def _host_names(hosts: Sequence[str | int] | None, size: int) -> list[str] | None:
+def _require_module(module: Any) -> None:
+    if module is not None and not isinstance(module, torch.nn.Module):
+        raise Error(f"module= must be a torch.nn.Module, not {type(module).__name__}")
+
+
+def _require_deadline(deadline_s: Any) -> float | None:
+    if deadline_s is None:
+        return None
+    is_number = isinstance(deadline_s, int | float) and not isinstance(deadline_s, bool)
+    if not is_number or not math.isfinite(deadline_s) or deadline_s <= 0:
+        raise Error(f"deadline_s= must be a number of seconds above 0, not {deadline_s!r}")
+    return float(deadline_s)
+
+
+def _host_names(hosts: Any, size: int) -> list[str] | None:
     if hosts is None:
         return None
+    if isinstance(hosts, str) or not isinstance(hosts, Sequence):
+        raise Error(f"hosts= must be a list with one entry per rank, not {hosts!r}")
     if len(hosts) != size:
         raise Error(f"hosts= has {len(hosts)} entries for {size} ranks; give one per rank")
+    for host in hosts:
+        if not isinstance(host, str | int):
+            raise Error(f"hosts= must have names or numbers, not {host!r}")
     return [f"host {host}" for host in hosts]
+
+
+def _raiser(error: Error) -> Callable[[], Any]:
+    def run() -> Any:
+        raise error
+
+    return run
 
 
 _defaults: dict[int, tuple[dist.ProcessGroup, State]] = {}
@@ -250,14 +379,27 @@ _defaults_lock = threading.Lock()
 def default_state(group: dist.ProcessGroup | None) -> State:
     """The State that `all_reduce` uses for a group, made at its first use (a collective call).
 
-    Closed at exit, or at the next call here after the group was destroyed.
+    Closed at exit, or at the next call here after the group was destroyed. Made anew after an
+    error, but not after one that says that a rank is gone or did not come. Groups do not wait for
+    each other.
     """
     wanted = _require_group(group)
-    with _defaults_lock:
-        for key, (known, state) in list(_defaults.items()):
-            if not group_is_alive(known):
-                state.close(1.0)
-                del _defaults[key]
-        if id(wanted) not in _defaults:
-            _defaults[id(wanted)] = (wanted, State(wanted))
-        return _defaults[id(wanted)][1]
+    with lock_of(wanted):
+        with _defaults_lock:
+            gone = [
+                key
+                for key, (known, _) in _defaults.items()
+                if not _torch_compat.group_is_alive(known)
+            ]
+            left = [_defaults.pop(key)[1] for key in gone]
+            found = _defaults.get(id(wanted))
+            if found is not None and found[1].has_failed():
+                left.append(_defaults.pop(id(wanted))[1])
+                found = None
+        for state in left:
+            state.close(1.0)
+        if found is None:
+            found = (wanted, State(wanted))
+            with _defaults_lock:
+                _defaults[id(wanted)] = found
+    return found[1]

@@ -5,6 +5,8 @@ import torch
 import torch.distributed as dist
 import zensync
 from ranks import run_ranks, same_bits
+from torch._subclasses.fake_tensor import FakeTensorMode
+from zensync.state import default_state
 
 SUM, AVG = dist.ReduceOp.SUM, dist.ReduceOp.AVG
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -96,6 +98,10 @@ def body_views(rank, size):
     ).conj()
     zensync.all_reduce(negative.imag)  # has the negative bit
     check(negative.imag.clone().reshape(60, 8), expected, "negated view")
+    apart = torch.zeros(40).as_strided((3, 4), (10, 2))  # as_strided, but nothing overlaps
+    apart.fill_(1.0)
+    zensync.all_reduce(apart)
+    check(apart.contiguous(), torch.full((3, 4), float(size)), "as_strided")
     odd = torch.zeros(1 + 480)[1:].view(60, 8)  # aligned to the element only
     odd.copy_(make((60, 8), torch.float32, rank))
     zensync.all_reduce(odd)
@@ -163,6 +169,81 @@ def body_adapts(rank, size):
     state.close()
 
 
+def odd_values(dtype, rank):
+    """Values whose sums must be rounded, are denormal, cancel, have a sign only, or overflow."""
+    generator = torch.Generator().manual_seed(rank)
+    tensor = torch.randn(400, generator=generator).to(dtype)
+    limits = torch.finfo(dtype)
+    tensor[:5] = torch.tensor([3.0 if rank else -3.0, -0.0, limits.max, 0.0, -0.0 if rank else 0.0])
+    tensor[5:50] = limits.smallest_normal / 4
+    return tensor
+
+
+def body_dense_as_sparse(rank, size):
+    """The dense all-reduce gives the bits and the indices of a sparse sum (of two ranks, whose
+    order of adding does not matter), also where threads flush denormals."""
+    everything = [odd_values(dtype, rank) for dtype in FLOATS]
+    torch.set_flush_denormal(rank == 1)
+    states = [zensync.State(scheme=scheme) for scheme in ("balanced", "dense")]
+    results = []
+    for state in states:
+        mine = []
+        for tensor in everything:
+            for op in (SUM, AVG):
+                mine.append(tensor.clone())
+                zensync.all_reduce(mine[-1], op, state=state)
+                mine.append(entries_of(tensor, rank))
+                zensync.all_reduce(mine[-1], op, state=state)
+        results.append(mine)
+        outcomes = {report["outcome"] for report in state.stats()["tensors"].values()}
+        assert outcomes == {"use_dense" if state is states[1] else "done"}
+    torch.set_flush_denormal(False)
+    for ours, theirs in zip(*results, strict=True):
+        assert same_bits(theirs), theirs
+        if ours.layout == torch.sparse_coo:
+            assert torch.equal(ours.indices(), theirs.indices())
+            assert theirs._nnz() == 301
+            ours, theirs = ours.values(), theirs.values()
+        assert equal(ours, theirs), ours.dtype
+    for state in states:
+        state.close()
+
+
+def entries_of(tensor, rank):
+    """Rows 0 to 299 and 350, also explicit zeros; stored in two parts that cancel at row 350."""
+    rows = torch.cat([torch.arange(300), torch.tensor([350, 350])])
+    values = torch.cat([tensor[:300], torch.tensor([1.0, -1.0]).to(tensor.dtype)])
+    values[100:200] = 0.0
+    return torch.sparse_coo_tensor(rows[None], values, (400,), check_invariants=False)
+
+
+def equal(one, other):
+    """Whether two tensors have the same bytes."""
+    return torch.equal(one.view(torch.uint8), other.view(torch.uint8))
+
+
+def body_inference(rank, size):
+    """Tensors made in inference mode, written on the worker's thread."""
+    for scheme in ("balanced", "dense"):
+        with zensync.State(scheme=scheme) as state:
+            for op in (SUM, AVG):
+                with torch.inference_mode():
+                    tensors = [
+                        make((60, 8), torch.float32, rank),
+                        make((60, 8), torch.float32, rank).t(),
+                        make((60, 8), torch.float16, rank),
+                        make((60, 8), torch.float32, rank).to_sparse(1),
+                    ]
+                for place, tensor in enumerate(tensors):
+                    assert tensor.is_inference()
+                    work = zensync.all_reduce(tensor, op, state=state, async_op=place % 2 == 1)
+                    assert work is None or work.wait()
+                    whole = tensor.to_dense() if tensor.is_sparse else tensor
+                    whole = whole.t() if whole.shape == (8, 60) else whole
+                    expected = oracle((60, 8), torch.float32, size, op == AVG)
+                    assert torch.equal(whole.float(), expected), (scheme, op, place)
+
+
 def body_same_again(rank, size):
     """Bytes of inexact sums, for a comparison between two runs in new processes."""
     generator = torch.Generator().manual_seed(rank)
@@ -191,6 +272,8 @@ def body_rest(rank, size):
     body_odd_values(rank, size)
     body_rows_and_async(rank, size)
     body_adapts(rank, size)
+    body_dense_as_sparse(rank, size)
+    body_inference(rank, size)
 
 
 def test_views_rows_async_and_adapting():
@@ -219,6 +302,12 @@ def refused():
         "quantised": quantised,
         "meta": values.to("meta"),
         "expanded": torch.ones(1, 4).expand(4, 4),
+        "overlapping": torch.zeros(6).as_strided((3, 3), (1, 1)),
+        "overlapping a little": torch.zeros(9).as_strided((3, 4), (2, 1)),
+        "nested": torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+        "jagged": torch.nested.nested_tensor([torch.ones(2)], layout=torch.jagged),
+        "fake": FakeTensorMode().from_tensor(values),
+        "lazy": torch.nn.parameter.UninitializedParameter(),
         "complex COO": values.to(torch.complex64).to_sparse(),
     }
 
@@ -238,7 +327,14 @@ def body_refused(rank, size):
     coo = torch.ones(4).to_sparse()
     with pytest.raises(zensync.Error, match="own indices"):
         zensync.all_reduce(coo, rows=torch.tensor([0]), state=state)
+    for name in (3, b"t", "", "\ud800"):
+        with pytest.raises(zensync.Error, match="name="):
+            zensync.all_reduce(torch.ones(4), name=name, state=state)
     assert state.stats()["sent_bytes"] == 0
+    with zensync.State(scheme="dense_ring") as ring:
+        with pytest.raises(zensync.UnsupportedError, match="COO"):
+            zensync.all_reduce(coo, state=ring)
+        zensync.all_reduce(torch.ones(4), state=ring)
     tensor = torch.ones(4)
     zensync.all_reduce(tensor, state=state)  # none of it hurt the State
     assert tensor.tolist() == [size] * 4
@@ -266,9 +362,38 @@ def body_mismatch(rank, size):
         state.close()
 
 
+def body_bad_indices(rank, size):
+    """An index outside its axis on one rank, though inside the product of axes: all learn it."""
+    for bad in ([[0], [7]], [[1], [-1]], [[-1], [4]]):
+        state = zensync.State()
+        indices = torch.tensor(bad if rank == 1 else [[0], [1]])
+        coo = torch.sparse_coo_tensor(indices, torch.ones(1), (4, 5), check_invariants=False)
+        with pytest.raises(zensync.Error, match="outside the tensor"):
+            zensync.all_reduce(coo, state=state)
+        state.close()
+
+
+def body_default_state_again(rank, size):
+    """The default State is made anew after an error of the program, not after a lost rank."""
+    for _ in range(2):
+        with pytest.raises(zensync.MismatchError):
+            zensync.all_reduce(torch.ones(5 + rank), name="t")
+        tensor = torch.ones(5)
+        zensync.all_reduce(tensor, name="t")
+        assert tensor.tolist() == [size] * 5
+    if rank == 1:
+        default_state(None).close()
+    else:
+        for _ in range(2):
+            with pytest.raises(zensync.PeerLostError):
+                zensync.all_reduce(torch.ones(5), name="t")
+
+
 def body_errors(rank, size):
     body_refused(rank, size)
     body_mismatch(rank, size)
+    body_bad_indices(rank, size)
+    body_default_state_again(rank, size)
 
 
 def test_refused_and_mismatched():

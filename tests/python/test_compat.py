@@ -66,12 +66,27 @@ def body_gloo(rank, size, store):
         tensor = torch.ones(5, dtype=dtype)
         gloo.allreduce([tensor]).wait()
         assert tensor.tolist() == [size] * 5, dtype
+    held = work
     if rank:
-        del work, gloo  # drops the connections
+        compat.close_gloo(gloo, rank, size)  # though `held` keeps its connections alive
+        compat.close_gloo(gloo, rank, size)
         time.sleep(1)
         return
+    started = time.monotonic()
     work = gloo.allreduce([tensor])
     with pytest.raises(RuntimeError, match=r"[Cc]onnection"):  # noqa: PT012
+        while not compat.wait_slice(work, 0.05):
+            pass
+    assert time.monotonic() - started < 5
+    work = gloo.allreduce([tensor])  # and what has ended can be dropped
+    assert held.is_completed()
+    body_close_ends_own(rank, gloo)
+
+
+def body_close_ends_own(rank, gloo):
+    """A collective that waits for others ends when the connections are closed here."""
+    with pytest.raises(RuntimeError):  # noqa: PT012
+        work = gloo.allreduce([torch.ones(3)])
         while not compat.wait_slice(work, 0.05):
             pass
 

@@ -1,8 +1,10 @@
 """`import zensync` and its command line, with and without torch."""
 
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -68,6 +70,53 @@ def test_info_as_text():
     assert done.returncode == 0, done.stderr
     assert "kernels" in done.stdout
     assert "drivers" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("ZENSYNC_TRANSPORT", "carrier-pigeon", "carrier-pigeon"),
+        ("ZENSYNC_CPU_TARGET", "no_such_target", "no_such_target"),
+        ("ZENSYNC_VERIFY", "maybe", "maybe"),
+        ("ZENSYNC_DISABLE", "yes", "yes"),
+        ("ZENSYNC_TRANSPORT", "native", ""),
+        ("ZENSYNC_DISABLE", "1", ""),
+    ],
+)
+def test_info_says_what_cannot_be_had(name, value, text):
+    env = {**os.environ, name: value}
+    code = "from zensync.cli import main; main()"
+    plain, as_json = (python(code, "info", *more, env=env) for more in ([], ["--json"]))
+    for done in (plain, as_json):
+        assert done.returncode == (1 if text else 0), done.stderr
+        assert text in done.stderr
+        assert "Traceback" not in done.stderr
+    facts = json.loads(as_json.stdout)
+    assert len(facts["problems"]) == (1 if text else 0)
+    assert (facts["driver_active"] is None) == (value == "carrier-pigeon")
+    assert plain.stdout.splitlines()[0].startswith("zensync")
+    assert ("switched off" in plain.stdout) == (name == "ZENSYNC_DISABLE" and value == "1")
+
+
+def test_errors_of_commands_are_one_line():
+    """Also by the entry point, which is what `zensync` runs once it is installed."""
+    import tomllib
+
+    root = Path(__file__).parents[2]
+    entry = tomllib.loads((root / "pyproject.toml").read_text())["project"]["scripts"]["zensync"]
+    module, function = entry.split(":")
+    code = f"""
+import {module} as cli
+from zensync import Error
+
+def broken():
+    raise Error("it broke")
+
+cli.collect_info = broken
+cli.{function}()
+"""
+    done = python(code, "info")
+    assert (done.returncode, done.stderr) == (1, "zensync: it broke\n")
 
 
 def test_unknown_name():

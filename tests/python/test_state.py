@@ -233,6 +233,10 @@ def body_disabled(rank, size):
     work = zensync.all_reduce(coo, async_op=True)
     assert work.wait()
     assert torch.equal(coo.to_dense(), sum(table(other) for other in range(size)))
+    coo = table(rank).half().to_sparse(1)
+    zensync.all_reduce(coo)
+    assert coo.dtype == torch.float16
+    assert torch.equal(coo.to_dense(), sum(table(other) for other in range(size)).half())
     for sparse in (False, True):
         stock = test_hook.train(test_hook.make_model(sparse), None, False, steps=2)
         ours = test_hook.train(test_hook.make_model(sparse), Disabled(), False, steps=2)

@@ -18,6 +18,8 @@ MAX_COLUMNS = 100
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
 MAX_KERNEL_LINES = 100
+MIN_OPENING_LINES = 2
+MIN_HEADER_LINES = 5
 MAX_PARAMETERS = 5
 MAX_KERNEL_PARAMETERS = 6  # plain loops over arrays: a struct would hide what they read
 
@@ -101,12 +103,14 @@ def python_functions(root: Path) -> Iterator[Finding]:
 
 
 def opening_comments(root: Path) -> Iterator[Finding]:
-    """Each C++ file opens with a comment of two lines or more; each Python file of ours with a
-    docstring."""
+    """Each C++ file opens with a comment of two lines or more, a public header of the core of five
+    (place, owner, threads, failures); each Python file of ours with a docstring."""
     for place, text in cpp_files(root):
-        match = re.match(r"\s*((?://[^\n]*\n){2,}|/\*[^*]*\n.*?\*/)", text, re.DOTALL)
-        if not match:
-            yield Finding("opening", place, "does not open with a comment of two lines or more")
+        least = MIN_HEADER_LINES if re.match(r"core/\w+/include/", place) else MIN_OPENING_LINES
+        match = re.match(r"(?://[^\n]*\n)*", text)
+        found = match.group(0).count("\n") if match else 0
+        if found < least:
+            yield Finding("opening", place, f"opens with {found} lines of comment (≥ {least})")
     for place, text in python_files(root):
         if text.strip() and ast.get_docstring(ast.parse(text)) is None:
             yield Finding("opening", place, "does not open with a docstring")
@@ -229,6 +233,33 @@ def _private_names(node: ast.AST, torch_names: set[str]) -> Iterator[str]:
                 yield text
 
 
+# Who may touch the environment, and what for; settings of the core are read in base/src/env.cpp.
+ENVIRONMENT_OF_PYTHON = {
+    "python/zensync/_mesh.py": "MASTER_ADDR, where the store has no address",
+    "python/zensync/_settings.py": "ZENSYNC_VERIFY, of which `info` says whether it can be had",
+    "python/zensync/cli.py": "`info` shows what is set",
+    "python/zensync/demo/data.py": "ZENSYNC_DATA",
+    "python/zensync/demo/launcher.py": "hands its own to the ranks",
+}
+_ENVIRONMENT_NAMES = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}
+
+
+def environment(root: Path) -> Iterator[Finding]:
+    """The package touches the environment in few files only."""
+    for place, text in python_files(root):
+        if place in ENVIRONMENT_OF_PYTHON or not place.startswith("python/zensync/"):
+            continue
+        for node in ast.walk(ast.parse(text)):
+            names: list[str] = []
+            if isinstance(node, ast.Attribute) and getattr(node.value, "id", "") in ("os", "posix"):
+                names = [node.attr]
+            elif isinstance(node, ast.ImportFrom) and node.module in ("os", "posix"):
+                names = [alias.name for alias in node.names]
+            for name in _ENVIRONMENT_NAMES.intersection(names):
+                line = getattr(node, "lineno", 0)
+                yield Finding("environment", place, f"line {line}: {name}; see the list in checks")
+
+
 def _is_private(name: str) -> bool:
     return name.startswith("_") and not name.startswith("__")
 
@@ -247,5 +278,5 @@ def versions(root: Path) -> Iterator[Finding]:
 
 ALL = (
     sizes, cpp_functions, python_functions, opening_comments, module_order, core_manners,
-    torch_privacy, versions,
+    torch_privacy, environment, versions,
 )  # fmt: skip

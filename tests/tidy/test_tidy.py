@@ -85,6 +85,11 @@ FAULTS = {
     ),
     "parameters-py": ("parameters", PY, DOC + '\n\ndef f(a, b, c, d, e, g):\n    pass\n'),
     "opening-cpp": ("opening", CPP, "// One line only.\nint a;\n"),
+    "opening-header": (
+        "opening",
+        "core/codec/include/zensync/codec/a.hpp",
+        HEAD * 2 + "int a;\n",
+    ),
     "opening-py": ("opening", PY, "import os\n"),
     "order-include": ("order", CPP, HEAD + '#include "zensync/engine/engine.hpp"\n'),
     "order-include-undeclared": ("order", CPP, HEAD + '#include "zensync/kernels/kernels.hpp"\n'),
@@ -109,6 +114,9 @@ FAULTS = {
     "aborts": ("manners", CPP, HEAD + "void f() { std::abort(); }\n"),
     "aborts-bare": ("manners", CPP, HEAD + "void f() { abort(); }\n"),
     "getenv": ("environment", CPP, HEAD + 'auto f() { return std::getenv("A"); }\n'),
+    "os-environ": ("environment", PY, DOC + 'import os\nx = os.environ["A"]\n'),
+    "os-getenv": ("environment", PY, DOC + 'import os\nx = os.getenv("A")\n'),
+    "os-import": ("environment", PY, DOC + "from os import environ as e\n"),
     "torch-c": ("torch-privacy", PY, DOC + 'import torch\nx = torch._C.f\n'),
     "torch-import": (
         "torch-privacy",
@@ -168,6 +176,13 @@ def test_fault_is_found(tmp_path, name):
 )
 def test_harmless_code_passes(tmp_path, code):
     make_tree(tmp_path, {**CLEAN, CPP: HEAD + code})
+    assert all_findings(tmp_path) == []
+
+
+@pytest.mark.parametrize("place", checks.ENVIRONMENT_OF_PYTHON)
+def test_listed_files_may_touch_the_environment(tmp_path, place):
+    assert "environ" in (ROOT / place).read_text(), "take it off the list"
+    make_tree(tmp_path, {**CLEAN, place: DOC + 'import os\nx = os.environ["A"]\n'})
     assert all_findings(tmp_path) == []
 
 

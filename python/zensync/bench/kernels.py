@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from statistics import median
 
@@ -16,6 +17,7 @@ _RANKS = 8
 _ROWS, _ROW_ELEMS, _ROW_DENSITY = 100_000, 64, 0.01
 _ENTRIES = 8192
 _ITERATIONS = 11
+_COALESCE_LEAST = 4.0
 
 
 def run() -> list[Table]:
@@ -23,31 +25,36 @@ def run() -> list[Table]:
     return [Table("kernels, one core", [*_elements(), _rows(), _coalesce()])]
 
 
-def _row(what: str, pairs: list[tuple[float, float]], rival: str, target: str) -> Row:
-    """`ratio` is the rival's time over ours (median of pairs): its share of the rival's rate."""
+def _row(
+    what: str, pairs: list[tuple[float, float]], rival: str, least: float | None = None
+) -> Row:
+    """`ratio` is the rival's time over ours (median of pairs); it should be `least` or more."""
     ratios = sorted(other / ours for ours, other in pairs)
+    ratio = median(ratios)
+    met = None if least is None or math.isnan(ratio) else ratio >= least
     return {
         "kernel": what,
         "ours_ms": median(ours for ours, _ in pairs) * 1e3,
         "rival": rival,
         "rival_ms": median(other for _, other in pairs) * 1e3,
-        "ratio": median(ratios),
+        "ratio": ratio,
         "ratio_min": ratios[0],
         "ratio_max": ratios[-1],
-        "target": target,
+        "target": "–" if least is None else f"≥ {least:.3g}",
+        "met": met,
     }
 
 
 def _elements() -> list[Row]:
     units = _TENSOR_BYTES // 4
     rows = []
-    for density, target in ((0.01, "≥ 1.0"), (0.05, "≥ 0.5")):
+    for density, least in ((0.01, 1.0), (0.05, 0.5)):
         tensor = np.zeros(units, dtype=np.float32)
         tensor[units_of(Case("front", units, density, _RANKS), 0)] = 1.5
         name = f"find + partition + encode, 128 MB fp32, {density:.0%}"
-        rows.append(_row(name, _core.time_encode(tensor, _RANKS, _ITERATIONS), "memcpy", target))
+        rows.append(_row(name, _core.time_encode(tensor, _RANKS, _ITERATIONS), "memcpy", least))
         name = f"decode + write back, 128 MB fp32, {density:.0%}"
-        rows.append(_row(name, _core.time_write_back(tensor, _RANKS, _ITERATIONS), "memcpy", "–"))
+        rows.append(_row(name, _core.time_write_back(tensor, _RANKS, _ITERATIONS), "memcpy"))
     return rows
 
 
@@ -55,7 +62,8 @@ def _rows() -> Row:
     tensor = np.zeros((_ROWS, _ROW_ELEMS), dtype=np.float32)
     tensor[units_of(Case("front", _ROWS, _ROW_DENSITY, _RANKS), 0)] = 1.5
     pairs = _core.time_find_rows(tensor, _ROW_ELEMS, 4 * _ITERATIONS)
-    return _row("non-zero rows of 100 k x 64 fp32, 1 %", pairs, "memcpy", "≥ 1.43 (0.7x its time)")
+    # In at most 0.7 of the time that copying the table takes.
+    return _row("non-zero rows of 100 k x 64 fp32, 1 %", pairs, "memcpy", 1 / 0.7)
 
 
 def _coalesce() -> Row:
@@ -67,11 +75,12 @@ def _coalesce() -> Row:
         import torch
     except ImportError:
         ours = [(_core.time_coalesce(indices, values), float("nan")) for _ in range(_ITERATIONS)]
-        return _row(what, ours, "torch (not installed)", "≥ 4")
+        return _row(what, ours, "torch (not installed)", _COALESCE_LEAST)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     where = torch.from_numpy(indices)[None]
-    stored = torch.sparse_coo_tensor(where, torch.from_numpy(values), (_ROWS, _ROW_ELEMS))
+    shape = (_ROWS, _ROW_ELEMS)
+    stored = torch.sparse_coo_tensor(where, torch.from_numpy(values), shape, check_invariants=False)
     pairs = []
     for _ in range(4 * _ITERATIONS):
         ours_s = _core.time_coalesce(indices, values)
@@ -79,4 +88,4 @@ def _coalesce() -> Row:
         stored.coalesce()
         pairs.append((ours_s, time.perf_counter() - start))
     torch.set_num_threads(threads)
-    return _row(what, pairs[2:], "torch coalesce", "≥ 4")
+    return _row(what, pairs[2:], "torch coalesce", _COALESCE_LEAST)

@@ -17,7 +17,7 @@ Row = dict[str, Any]
 
 @dataclass
 class Table:
-    """One table: rows with equal keys. `target_met` of a row is None where there is no target."""
+    """One table: rows with equal keys. `met` of a row is None where nothing is to be judged."""
 
     title: str
     rows: list[Row] = field(default_factory=list)

@@ -40,6 +40,7 @@ _VOCABULARY_WHEEL = "dashscope==2.0.2"
 _VOCABULARY_MEMBER = "dashscope/resources/qwen.tiktoken"
 _PATTERN_MEMBER = "dashscope/tokenizers/qwen_tokenizer.py"
 _FETCH_TIMEOUT_S = 300
+_REAL_NAME = "corpus"
 _STDLIB_BYTES = 8_000_000
 _PIECE_CHARS = 50_000  # the tokenizer's time and stack grow with the length of one call
 
@@ -52,6 +53,11 @@ class Corpus:
     n_tokens: int
     vocabulary: int
     source: str
+
+    @property
+    def is_real(self) -> bool:
+        """Whether text and tokenizer are those that were wanted, not replacements."""
+        return Path(self.tokens_file).stem == _REAL_NAME
 
     def load(self) -> Tokens:
         """The ids, mapped from the file: ranks of one machine share the memory."""
@@ -71,13 +77,13 @@ def prepare(folder: Path, *, offline: bool = False, say: Say | None = None) -> C
     """
     say = say or _be_silent
     folder.mkdir(parents=True, exist_ok=True)
-    wanted = folder / "corpus.json"
+    wanted = folder / f"{_REAL_NAME}.json"
     if wanted.exists() and not offline:
         known = Corpus(**json.loads(wanted.read_text()))
         return replace(known, tokens_file=str(folder / known.tokens_file))
     text, text_name, real_text = _text(folder, offline, say)
     tokens, vocabulary, tokenizer, real_tokenizer = _cut(folder, text, offline, say)
-    name = "corpus" if real_text and real_tokenizer else "substitute"
+    name = _REAL_NAME if real_text and real_tokenizer else "substitute"
     path = folder / f"{name}.npy"
     # Written aside and renamed: a killed set-up must not leave half a file.
     partial = folder / f"{name}.{os.getpid()}.npy"

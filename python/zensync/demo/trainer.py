@@ -107,7 +107,7 @@ class WireCounter:
         if mode is None or mode.state is None:
             return 0, 0
         stats = mode.state.stats()
-        # What went through the group's all-reduce is a ring's there and back.
+        # What went through the dense all-reduce is a ring's there and back.
         dense = 2 * (dist.get_world_size() - 1) * stats.get("dense_bytes", 0)
         ring = dense // dist.get_world_size()
         return int(stats["sent_bytes"]) + ring, int(stats["received_bytes"]) + ring

@@ -46,9 +46,9 @@ class LinkSpec:
     """What each link can do; strings as `tc` takes them."""
 
     rate: str = "200mbit"
-    burst: str = "128kb"  # 32 kb halves the rate; 256 kb at 1 Gbit/s
+    burst: str = "128kb"  # a smaller bucket does not carry the rate; take 256kb at 1 Gbit/s
     limit: str = "8mb"
-    congestion: str = "reno"  # bbr, a common default, loses 30-50 % of such links to itself
+    congestion: str = "reno"  # bbr shares such links badly among the streams of an all-to-all
 
 
 @dataclass(frozen=True)
