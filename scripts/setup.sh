@@ -17,7 +17,7 @@ say() { printf '\n== setup [%3ds] %s\n' "$((SECONDS - started))" "$*"; }
 die() { printf 'setup: %s\n' "$*" >&2; exit 1; }
 
 # A compiler, libraries (else their pinned sources), the test network; Python where it is Debian's.
-packages=(g++ make libhwy-dev libasio-dev libxxhash-dev libgtest-dev libbenchmark-dev iproute2 util-linux)
+packages=(g++ make libhwy-dev libasio-dev libxxhash-dev libgtest-dev iproute2 util-linux)
 python_packages_of_debian=(python3 python3-venv python3-dev)
 
 # The first Python of version 3.11 or newer; nothing if there is none.
@@ -100,9 +100,9 @@ zensync_package() {
   say "zensync into .venv (compiles the core; whole output in build/setup.log)"
   mkdir -p build
   if ! PATH="$PWD/$venv/bin:$PATH" $venv/bin/python -m pip install -v --no-build-isolation --no-deps \
-    --force-reinstall --disable-pip-version-check -C build-dir=build/python . 2>&1 |
+    --force-reinstall --disable-pip-version-check --config-settings=build-dir=build/python . 2>&1 |
     tee build/setup.log | grep -E --line-buffered '^ *\[[0-9]+/[0-9]+\]|zensync:|Successfully'; then
-    grep -E -A5 'error' build/setup.log | head -40 >&2
+    { grep -E -A5 'error' build/setup.log || tail -n 20 build/setup.log; } | head -40 >&2 || true
     die "pip install . failed; the whole output is in build/setup.log"
   fi
   done_with zensync "$key"

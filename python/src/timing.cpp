@@ -10,8 +10,10 @@
 #include "errors.hpp"
 #include "exchange_bench.hpp"
 #include "kernel_timing.hpp"
+#include "zensync/base/env.hpp"
 #include "zensync/base/hash.hpp"
 #include "zensync/driver/native_mesh.hpp"
+#include "zensync/kernels/kernels.hpp"
 #include "zensync/partition/partition.hpp"
 
 namespace nb = nanobind;
@@ -92,6 +94,8 @@ std::vector<std::uint64_t> owner_counts(const Indices& units, std::uint64_t all,
 }  // namespace
 
 void bind_timing(nb::module_& module) {
+  // None, or the Error of a ZENSYNC_CPU_TARGET that cannot run: asked before anything is timed.
+  module.def("kernels_error", [] { return to_object(kernels::select(env().cpu_target).status()); });
   module.def("time_encode", &encode);
   module.def("time_write_back", &write_back);
   module.def("time_find_rows", &find_rows);

@@ -48,6 +48,8 @@ class BucketPlan:
             digest.update(f"{name}{tuple(parameter.shape)}{dtype};".encode())
             if parameter.is_complex():
                 continue  # DDP keeps pairs of reals in the bucket: always in the dense rest
+            if not parameter.is_contiguous():
+                continue  # nor are, in the bucket, its elements in the order of its rows
             if parameter.numel() * dtype.itemsize >= SMALL_BYTES:
                 starts_dense = not names.starts_sparse(parameter)
                 spec = spec_of(parameter, dtype)

@@ -127,6 +127,9 @@ def loopback_sum(
 
 Pairs = list[tuple[float, float]]
 
+def kernels_error() -> ErrorInfo | None:
+    """Why the kernels that ZENSYNC_CPU_TARGET asks for cannot run; None if they can."""
+
 def time_encode(tensor: np.ndarray[Any, Any], ranks: int, iterations: int) -> Pairs:
     """(seconds to find, partition and encode, seconds of a memcpy) per iteration; float32."""
 

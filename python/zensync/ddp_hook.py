@@ -75,7 +75,7 @@ def _start(
     state: State, plan: BucketPlan, buffer: torch.Tensor, gradients: list[torch.Tensor]
 ) -> Callable[[], torch.Tensor]:
     """Submits a bucket's jobs; what it returns, run on the worker, gives the averaged buffer."""
-    sparse, probed = _split(state, plan, gradients)
+    sparse, probed = _split(state, plan)
     rest = Rest(buffer, [_range(gradients[one.place], buffer) for one in sparse])
     agreed = _agree(state, plan, rest, [(one, gradients[one.place]) for one in probed])
     jobs = [(one, _submit(state, one, gradients[one.place])) for one in sparse]
@@ -100,15 +100,11 @@ def _start(
     return run
 
 
-def _split(
-    state: State, plan: BucketPlan, gradients: list[torch.Tensor]
-) -> tuple[list[LargeParameter], list[LargeParameter]]:
+def _split(state: State, plan: BucketPlan) -> tuple[list[LargeParameter], list[LargeParameter]]:
     """Large parameters that go sparse now, and those in the dense rest whose density is probed."""
     sparse: list[LargeParameter] = []
     probed: list[LargeParameter] = []
     for one in plan.large:
-        if not gradients[one.place].is_contiguous():
-            continue  # its elements are not in the order of its rows
         dense = state.engine.would_be_dense(one.name, one.spec, one.starts_dense)
         (probed if dense else sparse).append(one)
     return sparse, probed

@@ -95,7 +95,7 @@ class ThreadedEngine final : public Engine {
     {
       std::lock_guard lock(mutex_);
       if (!failed_.ok()) {
-        refused = failed_;
+        refused = earlier_error();
       } else if (closing_) {
         refused = make_error(ErrorKind::kInvalid, "the State is closed; make a new one");
       } else {
@@ -108,6 +108,13 @@ class ThreadedEngine final : public Engine {
       job->end(std::move(refused));
     }
     return job;
+  }
+
+  /// What a job gets that comes after the error; the lock is held.
+  Status earlier_error() const {
+    Error error = failed_.error();
+    error.message = "this State stopped after an earlier error, make a new one: " + error.message;
+    return error;
   }
 
   /// The next job, or null when there will be none. Marks the engine busy.

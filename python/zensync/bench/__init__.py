@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from .result import Table, show, write_json
 
@@ -26,6 +27,8 @@ def main() -> int:
     options = parser.parse_args()
     if not (options.kernels or options.bytes or options.exchange):
         parser.error("say what to measure: --kernels, --bytes, --exchange")
+    if options.json and options.json != "-" and not Path(options.json).resolve().parent.is_dir():
+        parser.error(f"--json: there is no folder {Path(options.json).parent}")
     tables = _measure(options)
     if options.json != "-":
         show(tables)

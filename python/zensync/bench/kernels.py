@@ -9,6 +9,7 @@ from statistics import median
 import numpy as np
 
 from .. import _core
+from ..errors import raise_error
 from .patterns import Case, Units, units_of
 from .result import Row, Table
 
@@ -22,7 +23,11 @@ _COALESCE_LEAST = 4.0
 
 def run() -> list[Table]:
     """Times find + partition + encode, write back, finding rows, coalescing (against torch's)."""
-    return [Table("kernels, one core", [*_elements(), _rows(), _coalesce()])]
+    wrong = _core.kernels_error()
+    if wrong is not None:
+        raise_error(wrong)
+    active = _core.info()["kernels_active"]
+    return [Table(f"kernels {active}, one core", [*_elements(), _rows(), _coalesce()])]
 
 
 def _row(

@@ -16,7 +16,10 @@ from zensync.demo.launcher import run_demo
 def main() -> int:
     """Reads the options and runs."""
     own = Options()
-    parser = argparse.ArgumentParser(prog="zensync demo")
+    parser = argparse.ArgumentParser(
+        prog="zensync demo",
+        description="Trains word2vec on real text over stock DDP and zensync, and compares them.",
+    )
     parser.add_argument("--ranks", type=int, default=own.ranks)
     parser.add_argument("--steps", type=int, default=own.steps)
     parser.add_argument("--rate", default=own.rate, help="of each link, as tc takes it")
@@ -32,6 +35,16 @@ def main() -> int:
     parser.add_argument("--timeout-s", type=float, default=own.timeout_s)
     given = vars(parser.parse_args())
     given["modes"] = tuple(given["modes"])
+    json_file = given["json_file"]
+    if json_file is not None and not json_file.resolve().parent.is_dir():
+        parser.error(f"--json: there is no folder {json_file.parent}")
+    for name in ("ranks", "steps", "dim", "negatives", "tokens_per_rank"):
+        if given[name] < 1:
+            parser.error(f"--{name.replace('_', '-')} must be at least 1")
+    if unknown := [mode for mode in given["modes"] if mode not in MODES]:
+        parser.error(f"--modes: {', '.join(unknown)}; there are {', '.join(MODES)}")
+    if len(set(given["modes"])) != len(given["modes"]):
+        parser.error("--modes: each mode once")
     return run_demo(Options(**given))
 
 

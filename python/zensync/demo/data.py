@@ -78,7 +78,7 @@ def prepare(folder: Path, *, offline: bool = False, say: Say | None = None) -> C
     say = say or _be_silent
     folder.mkdir(parents=True, exist_ok=True)
     wanted = folder / f"{_REAL_NAME}.json"
-    if wanted.exists() and not offline:
+    if wanted.exists():
         known = Corpus(**json.loads(wanted.read_text()))
         return replace(known, tokens_file=str(folder / known.tokens_file))
     text, text_name, real_text = _text(folder, offline, say)
