@@ -29,6 +29,8 @@ from .errors import DeadlineError, Error, PeerLostError, UnsupportedError, raise
 _ABORT_SHARE = 0.6  # of a bound on close: for jobs to end by themselves
 _LONG_S = 3600.0
 _SETTLE_S = 10.0  # for the jobs of a call that failed, once they were aborted
+Run = Callable[[], Any]  # what the worker runs
+Start = Callable[[], Run]  # submits jobs
 
 
 class State:
@@ -138,7 +140,7 @@ class State:
         if not self.disabled and self._worker.is_current():
             raise Error(WAITS_FOR_ITSELF.format(what=what))
 
-    def call(self, start: Callable[[], Callable[[], Any]]) -> Pending:
+    def call(self, start: Start) -> Pending:
         """Makes one call: `start` submits its jobs and returns what the worker then runs.
 
         Both under the State's lock, so that the order is one, and no job starts while the State
@@ -179,14 +181,8 @@ class State:
         self._jobs.append(job)
         return job
 
-    def _finish(
-        self,
-        start: Callable[[], Callable[[], Any]],
-        run: Callable[[], Any],
-        jobs: list[_core.Job],
-    ) -> Any:
-        """Runs a call on the worker. After an error all its jobs are waited for: until they have
-        ended, the engine may write to what `start` and `run` hold."""
+    def _finish(self, start: Start, run: Run, jobs: list[_core.Job]) -> Any:
+        """Runs a call. After an error its jobs are waited for: they may write to what it holds."""
         try:
             return run()
         except BaseException as why:
@@ -279,11 +275,10 @@ class State:
         marker.wait()
 
     def close(self, timeout_s: float = _exit.EXIT_LIMIT_S) -> None:
-        """Ends the State within `timeout_s`: calls under way may end, what is left then fails.
-        Idempotent.
+        """Ends the State within `timeout_s`: calls under way may end, the rest fails. Idempotent.
 
-        Not collective, but a peer that still waits for this rank then gets PeerLostError, and so
-        does one that calls later. In a callback of a future, calls under way fail at once.
+        Not collective, but a peer that waits for this rank, or calls later, gets PeerLostError.
+        In a callback of a future, calls under way fail at once.
         """
         if self._forked or self._pid != os.getpid():
             return

@@ -398,8 +398,3 @@ def body_errors(rank, size):
 
 def test_refused_and_mismatched():
     run_ranks(3, body_errors, timeout_s=60)
-
-
-def test_without_a_group():
-    with pytest.raises(zensync.Error, match="init_process_group"):
-        zensync.all_reduce(torch.ones(3))

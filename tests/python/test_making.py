@@ -166,3 +166,8 @@ def body_environment(rank, size):
 
 def test_environment_of_one_rank():
     run_ranks(3, body_environment)
+
+
+def test_without_a_group():
+    with pytest.raises(zensync.Error, match="init_process_group"):
+        zensync.all_reduce(torch.ones(3))
