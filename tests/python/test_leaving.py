@@ -17,7 +17,7 @@ import torch.distributed as dist
 import zensync
 from ranks import run_ranks
 
-SOON_S = 4.0
+SOON_S = 15.0  # bounds on waits, not timings: a hang would be minutes
 
 
 def sparse(rank, rows=500):
@@ -44,7 +44,7 @@ def body_killed_in_all_reduce(rank, size):
     with pytest.raises(zensync.PeerLostError) as caught:  # noqa: PT012
         while True:
             zensync.all_reduce(full, state=state)
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < SOON_S
     assert caught.value.culprit == 1, caught.value
     assert caught.value is state.last_error
     time.sleep(6)  # the others learn it though this process lives, and holds the error

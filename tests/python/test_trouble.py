@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from zensync import _core, _worker
 from zensync import state as state_module
 
-SOON_S = 4.0
+SOON_S = 15.0  # bounds on waits, not timings: a hang would be minutes
 
 
 def sparse(rank, rows=500):
@@ -196,7 +196,7 @@ def body_hook_fails(rank, size):
         ddp.register_comm_hook(state, zensync.hook)
         started = time.monotonic()
         with pytest.raises(RuntimeError):
-            two_steps(ddp, rank)
+            step_and_more(ddp, state, rank)
         assert time.monotonic() - started < SOON_S
         assert jobs
         assert all(job.done() for job in jobs)
@@ -206,10 +206,10 @@ def body_hook_fails(rank, size):
         state.close()
 
 
-def two_steps(ddp, rank):
-    """A rank whose peer fails after the sum learns it in the step after."""
-    for _ in range(2):
-        ddp(torch.arange(8) + rank).sum().backward()
+def step_and_more(ddp, state, rank):
+    """A rank whose peer fails after the sum learns it in the next call."""
+    ddp(torch.arange(8) + rank).sum().backward()
+    zensync.all_reduce(torch.ones(3), state=state)
 
 
 class BadBucket:
@@ -225,12 +225,12 @@ def body_hook_raises(rank, size):
         real = state._dense.break_off
         state._dense.break_off = lambda: (
             threads.append(threading.current_thread().name),
-            time.sleep(0.5),
+            time.sleep(3.0),
             real(),
         )
         started = time.monotonic()
         future = zensync.hook(state, BadBucket())
-        assert time.monotonic() - started < 0.45
+        assert time.monotonic() - started < 2.5
         with pytest.raises(RuntimeError, match="no buffer"):
             future.wait()
         state.flush()
