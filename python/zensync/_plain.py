@@ -41,19 +41,23 @@ def all_reduce(
 
 
 def hook(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.futures.Future[Any]:
-    """As DDP without a hook: divided by the number of ranks, then summed."""
+    """As DDP without a hook: divided by the number of ranks, then summed; has ended at return.
+
+    No callback on Gloo's future: it would run Python on a thread of Gloo, which aborts the process
+    if that happens while the interpreter ends.
+    """
     buffer, size = bucket.buffer(), dist.get_world_size(group)
     try:
         if buffer.layout == torch.sparse_coo:
             dist.all_reduce(buffer, group=group)
             return _finished(buffer / size)
         buffer.mul_(1.0 / size)
-        work = dist.all_reduce(buffer, group=group, async_op=True)
+        dist.all_reduce(buffer, group=group)
+        return _finished(buffer)
     except RuntimeError as why:
         failed = Pending(lambda: None)
         failed.end(None, as_error(why))
         return failed.future
-    return work.get_future().then(lambda future: future.value()[0])
 
 
 def _finished(value: torch.Tensor) -> torch.futures.Future[Any]:

@@ -44,7 +44,7 @@ def body_killed_in_all_reduce(rank, size):
     with pytest.raises(zensync.PeerLostError) as caught:  # noqa: PT012
         while True:
             zensync.all_reduce(full, state=state)
-    assert time.monotonic() - started < SOON_S
+    assert time.monotonic() - started < 5
     assert caught.value.culprit == 1, caught.value
     assert caught.value is state.last_error
     time.sleep(6)  # the others learn it though this process lives, and holds the error

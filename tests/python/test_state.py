@@ -129,7 +129,7 @@ def body_lonely_exit(rank, size):
             works[0].wait(0.2)
         started = time.monotonic()
         state.close()
-        assert time.monotonic() - started < EXIT_LIMIT_S + 4
+        assert time.monotonic() - started < EXIT_LIMIT_S + 1
         for work in works:
             assert work.is_completed()
             with pytest.raises(zensync.Error):
@@ -161,7 +161,7 @@ def body_killed(rank, size):
     with pytest.raises(zensync.Error):  # noqa: PT012
         while True:
             zensync.all_reduce(full, name="t", state=state)
-    assert time.monotonic() - started < 20
+    assert time.monotonic() - started < 10
     assert isinstance(state.last_error, zensync.PeerLostError), state.last_error
 
 

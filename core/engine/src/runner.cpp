@@ -191,10 +191,10 @@ Status Runner::run_dense(JobState& job, const TensorSpec& spec) {
   {
     std::lock_guard lock(known_mutex_);
     const TensorState& state = known(job.spec.name, spec, job.spec.starts_dense);
-    if (!probe_is_due(state)) {
-    } else if (const auto* dense = std::get_if<DenseView>(&job.spec.input)) {
+    const auto* dense = std::get_if<DenseView>(&job.spec.input);
+    if (probe_is_due(state) && dense != nullptr) {
       probe_dense(table_, spec, dense->data, state.dense_rounds, headers.front());
-    } else {
+    } else if (probe_is_due(state)) {
       probe_coo(spec, std::get<CooView>(job.spec.input).entries, headers.front());
     }
   }

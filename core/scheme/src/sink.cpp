@@ -43,34 +43,32 @@ void UnitSink::count(const Region& region, const SparseSet& set) {
   }
 }
 
+UnitId UnitSink::locate(const Region& region, const SparseSet& set, const BlockRun& run) {
+  const Partition& partition = *region.partition;
+  const std::uint64_t slot_lo = region.slot_lo + run.block * kernels::kBlockSlots;
+  at_.resize_discard(kernels::kBlockSlots);
+  partition.units_of(region.owner, slot_lo, set.offsets.data() + run.begin, run.count, at_.data());
+  return partition.run_begin(partition.run_of(region.owner), slot_lo);
+}
+
 void UnitSink::put(const kernels::Table& table, const Region& region, const SparseSet& set) {
   count(region, set);
   if (data_ == nullptr) {
     collect(region, set);
     return;
   }
-  const Partition& partition = *region.partition;
   const auto* values = static_cast<const std::byte*>(set.values);
-  at_.resize_discard(kernels::kBlockSlots);
   for (const BlockRun& run : set.runs) {
-    const std::uint64_t slot_lo = region.slot_lo + run.block * kernels::kBlockSlots;
-    partition.units_of(region.owner, slot_lo, set.offsets.data() + run.begin, run.count,
-                       at_.data());
-    const UnitId base = partition.run_begin(partition.run_of(region.owner), slot_lo);
+    const UnitId base = locate(region, set, run);
     table.scatter(data_ + base * unit_bytes_, at_.data(), run.count, unit_bytes_,
                   values + run.begin * unit_bytes_);
   }
 }
 
 void UnitSink::collect(const Region& region, const SparseSet& set) {
-  const Partition& partition = *region.partition;
   const auto* value = static_cast<const std::byte*>(set.values);
-  at_.resize_discard(kernels::kBlockSlots);
   for (const BlockRun& run : set.runs) {
-    const std::uint64_t slot_lo = region.slot_lo + run.block * kernels::kBlockSlots;
-    partition.units_of(region.owner, slot_lo, set.offsets.data() + run.begin, run.count,
-                       at_.data());
-    const UnitId base = partition.run_begin(partition.run_of(region.owner), slot_lo);
+    const UnitId base = locate(region, set, run);
     for (std::size_t i = 0; i < run.count; ++i, value += unit_bytes_) {
       entries_.push_back({base + at_[i], value});
     }

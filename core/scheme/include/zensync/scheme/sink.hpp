@@ -56,6 +56,8 @@ class UnitSink {
     const std::byte* value;
   };
   void count(const Region& region, const SparseSet& set);
+  /// Fills `at_` with the units of `run`, relative to the unit that it returns.
+  UnitId locate(const Region& region, const SparseSet& set, const BlockRun& run);
   void collect(const Region& region, const SparseSet& set);
   void merge_lists();
 
