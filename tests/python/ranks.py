@@ -33,7 +33,7 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def _child(rank, size, folder, init_method, body, args):
+def _child(rank, size, folder, init_method, destroy, body, args):
     torch.set_num_threads(1)
     result = {"value": None, "error": None}
     try:
@@ -45,16 +45,23 @@ def _child(rank, size, folder, init_method, body, args):
             timeout=timedelta(seconds=GROUP_TIMEOUT_S),
         )
         result["value"] = body(rank, size, *args)
+        if destroy:
+            # Else a thread of Gloo may be left with the last reference to a tensor, and the process
+            # aborts if it lets go while the interpreter ends.
+            dist.destroy_process_group()
     except BaseException:
         result["error"] = traceback.format_exc()
     (Path(folder) / f"{rank}.part").write_bytes(pickle.dumps(result))
     os.replace(Path(folder) / f"{rank}.part", Path(folder) / f"{rank}.result")
 
 
-def run_ranks(size, body, *args, timeout_s=150.0, env=None, store="file", exit_codes=True):
+def run_ranks(
+    size, body, *args, timeout_s=150.0, env=None, store="file", exit_codes=True, destroy=True
+):
     """[body(rank, size, *args) for each rank], run in `size` processes; RankError if one fails.
 
     `body` is a function at the top of a test module. exit_codes: whether processes must end with 0.
+    destroy: whether the group is destroyed after the body.
     """
     context = mp.get_context("spawn")
     with tempfile.TemporaryDirectory(prefix="zensync-test-") as folder:
@@ -62,7 +69,10 @@ def run_ranks(size, body, *args, timeout_s=150.0, env=None, store="file", exit_c
         if store == "tcp":
             init_method = f"tcp://127.0.0.1:{free_port()}"
         children = [
-            context.Process(target=_child, args=(rank, size, folder, init_method, body, args))
+            context.Process(
+                target=_child,
+                args=(rank, size, folder, init_method, destroy, body, args),
+            )
             for rank in range(size)
         ]
         with _environment(env or {}):  # before the start: settings are read once, at first use

@@ -231,4 +231,4 @@ def body_leaving(rank, size):
 
 
 def test_leaving_and_callbacks():
-    run_ranks(2, body_leaving, timeout_s=100)
+    run_ranks(2, body_leaving, timeout_s=100, destroy=False)

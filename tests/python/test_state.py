@@ -166,7 +166,7 @@ def body_killed(rank, size):
 
 
 def test_close_with_jobs_in_flight():
-    run_ranks(2, body_lonely_exit)
+    run_ranks(2, body_lonely_exit, destroy=False)
 
 
 def test_killed_rank(tmp_path):
