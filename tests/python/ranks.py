@@ -45,7 +45,7 @@ def _child(rank, size, folder, init_method, destroy, body, args):
             timeout=timedelta(seconds=GROUP_TIMEOUT_S),
         )
         result["value"] = body(rank, size, *args)
-        if destroy:
+        if destroy and dist.is_initialized():
             # Else a thread of Gloo may be left with the last reference to a tensor, and the process
             # aborts if it lets go while the interpreter ends.
             dist.destroy_process_group()
