@@ -32,21 +32,21 @@ constexpr std::chrono::milliseconds kLastWait{1000};
 
 class EngineHandle {
  public:
-  EngineHandle(std::unique_ptr<PyRendezvous> rendezvous, std::unique_ptr<Engine> engine)
-      : rendezvous_(std::move(rendezvous)), engine_(std::move(engine)), owner_(::getpid()) {}
+  explicit EngineHandle(std::unique_ptr<Engine> engine)
+      : engine_(std::move(engine)), owner_(::getpid()) {}
   EngineHandle(const EngineHandle&) = delete;
   EngineHandle& operator=(const EngineHandle&) = delete;
   ~EngineHandle() {
     if (!usable()) {
       static_cast<void>(engine_.release());
-      static_cast<void>(rendezvous_.release());
       return;
     }
     nb::gil_scoped_release release;
     engine_->close(kLastWait);
     engine_.reset();
-    rendezvous_.reset();
   }
+  /// In a forked child.
+  void forget() const { engine_->close_handles_in_child(); }
   bool usable() const { return owner_ == ::getpid(); }
   Engine& engine() const {
     if (!usable()) throw nb::value_error("the Engine belongs to the process that forked this one");
@@ -54,14 +54,11 @@ class EngineHandle {
   }
 
  private:
-  std::unique_ptr<PyRendezvous> rendezvous_;
   std::unique_ptr<Engine> engine_;
   pid_t owner_;
 };
 
-Result<std::unique_ptr<Driver>> open_driver(Rank rank, int size, const OpenOptions& options,
-                                            Rendezvous& rendezvous) {
-  if (size == 1) return std::move(make_loopback(1).front());
+NativeMeshOptions mesh_options(Rank rank, int size, const OpenOptions& options) {
   NativeMeshOptions mesh;
   mesh.rank = rank;
   mesh.size = size;
@@ -70,7 +67,35 @@ Result<std::unique_ptr<Driver>> open_driver(Rank rank, int size, const OpenOptio
   mesh.settings = options.settings();
   mesh.host_id = options.host_id;
   mesh.timeout = options.timeout;
-  return open_native_mesh(mesh, rendezvous);
+  mesh.connect_timeout = options.connect_timeout;
+  return mesh;
+}
+
+struct Opened {
+  std::unique_ptr<Driver> driver;
+  std::unique_ptr<Control> control;  ///< null where there is one rank
+};
+
+Result<Opened> open_all(const NativeMeshOptions& mesh, const OpenOptions& options,
+                        const std::shared_ptr<Rendezvous>& rendezvous) {
+  Opened opened;
+  if (mesh.size == 1) {
+    opened.driver = std::move(make_loopback(1).front());
+    return opened;
+  }
+  auto driver = open_native_mesh(mesh, *rendezvous);
+  if (!driver.ok()) return driver.error();
+  opened.driver = std::move(driver.value());
+  ControlOptions wanted;
+  wanted.mesh = mesh;
+  wanted.mesh.name += "/control";
+  wanted.beat = options.beat;
+  wanted.warn_after = options.warn_after;
+  wanted.silent_after = options.silent_after;
+  auto control = open_control(wanted, rendezvous);
+  if (!control.ok()) return control.error();
+  opened.control = std::move(control.value());
+  return opened;
 }
 
 // A collective call of all ranks: an Engine, or an ErrorInfo.
@@ -78,21 +103,21 @@ nb::object open_engine(int rank, int size, nb::object rendezvous, const nb::dict
   if (size < 1 || rank < 0 || rank >= size) throw nb::value_error("rank and size do not fit");
   const Result<OpenOptions> parsed = parse_options(options);
   if (!parsed.ok()) return to_object(parsed.error());
-  auto store = std::make_unique<PyRendezvous>(std::move(rendezvous));
+  auto store = std::make_shared<PyRendezvous>(std::move(rendezvous));
   std::unique_ptr<Engine> engine;
   Status status;
   {
     nb::gil_scoped_release release;
-    auto driver = open_driver(Rank{rank}, size, parsed.value(), *store);
-    if (driver.ok()) {
-      engine = make_engine(std::move(driver.value()), parsed.value().engine);
+    auto opened = open_all(mesh_options(Rank{rank}, size, parsed.value()), parsed.value(), store);
+    if (opened.ok()) {
+      engine = make_engine(std::move(opened.value().driver), parsed.value().engine,
+                           std::move(opened.value().control));
     } else {
-      status = driver.error();
+      status = opened.status();
     }
   }
   if (!status.ok()) return to_object(status);
-  return nb::cast(new EngineHandle(std::move(store), std::move(engine)),
-                  nb::rv_policy::take_ownership);
+  return nb::cast(new EngineHandle(std::move(engine)), nb::rv_policy::take_ownership);
 }
 
 template <class Tensor>
@@ -141,6 +166,24 @@ void abort(const EngineHandle& self, const ErrorInfo& why) {
   self.engine().abort(from_info(why));
 }
 
+void begin_dense(const EngineHandle& self, const std::string& name) {
+  Engine& engine = self.engine();
+  nb::gil_scoped_release release;
+  engine.begin_dense(name);
+}
+
+void end_dense(const EngineHandle& self) {
+  Engine& engine = self.engine();
+  nb::gil_scoped_release release;
+  engine.end_dense();
+}
+
+std::vector<std::string> take_notices(const EngineHandle& self) {
+  Engine& engine = self.engine();
+  nb::gil_scoped_release release;
+  return engine.take_notices();
+}
+
 }  // namespace
 
 void bind_engine(nb::module_& module) {
@@ -153,6 +196,10 @@ void bind_engine(nb::module_& module) {
       .def_prop_ro("error",
                    [](const EngineHandle& self) { return to_object(self.engine().status()); })
       .def_prop_ro("wire_count", &wire_count, "Bytes (sent, received) over the mesh so far.")
+      .def("begin_dense", &begin_dense, nb::arg("name"))
+      .def("end_dense", &end_dense)
+      .def("take_notices", &take_notices)
+      .def("forget", &EngineHandle::forget)
       .def("close", &close, nb::arg("timeout_s"))
       .def("abort", &abort, nb::arg("why"));
   module.def("open_engine", &open_engine, nb::arg("rank"), nb::arg("size"), nb::arg("rendezvous"),

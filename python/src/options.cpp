@@ -36,6 +36,16 @@ Status set_codec(WireOptions& wire, const std::string& name) {
   return bad_option("codec", "must be raw32, raw64, blocks, bitmap or elias_fano");
 }
 
+std::chrono::milliseconds* time_option(OpenOptions& parsed, const std::string& key) {
+  if (key == "deadline_s") return &parsed.engine.deadline;
+  if (key == "timeout_s") return &parsed.timeout;
+  if (key == "connect_timeout_s") return &parsed.connect_timeout;
+  if (key == "beat_s") return &parsed.beat;
+  if (key == "warn_after_s") return &parsed.warn_after;
+  if (key == "silent_after_s") return &parsed.silent_after;
+  return nullptr;
+}
+
 // Sets one option; ok, or why not.
 Status set_option(OpenOptions& parsed, const std::string& key, nb::handle value) {
   if (key == "scheme") {
@@ -44,10 +54,10 @@ Status set_option(OpenOptions& parsed, const std::string& key, nb::handle value)
     parsed.engine.scheme = scheme.value();
   } else if (key == "max_bytes") {
     parsed.engine.max_bytes = nb::cast<std::uint64_t>(value);
-  } else if (key == "deadline_s" || key == "timeout_s") {
+  } else if (std::chrono::milliseconds* time = time_option(parsed, key)) {
     const double seconds = nb::cast<double>(value);
     if (!(seconds > 0)) return bad_option(key, "must be above 0");
-    (key == "deadline_s" ? parsed.engine.deadline : parsed.timeout) = to_milliseconds(seconds);
+    *time = to_milliseconds(seconds);
   } else if (key == "verify") {
     parsed.engine.wire.verify = nb::cast<bool>(value);
   } else if (key == "name") {

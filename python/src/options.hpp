@@ -17,6 +17,10 @@ struct OpenOptions {
   std::string address = "127.0.0.1";
   std::string host_id;                       ///< equal on ranks that share a host; empty: found out
   std::chrono::milliseconds timeout{60000};  ///< to open the mesh
+  std::chrono::milliseconds connect_timeout{60000};
+  std::chrono::milliseconds beat{1000};
+  std::chrono::milliseconds warn_after{10000};
+  std::chrono::milliseconds silent_after{60000};
   /// Settings that every rank must share, as text.
   std::string settings() const;
 };

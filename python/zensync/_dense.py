@@ -7,6 +7,7 @@ write is held until it does not, or for ever.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from typing import Any
@@ -24,14 +25,23 @@ _POLL_S = 0.00002
 _SLICE_S = 0.05
 _LAST_WAIT_S = 1.0  # for an all-reduce that all ranks have entered to end
 _CLOSED_S = 0.2  # for what is left to end once the connections are closed
-_ASK_S = 1.0  # for the mesh to say who is gone
-_ASK_NAME = "(who broke the dense all-reduce)"
+_ASK_S = 1.0  # for the control connections to say who is gone
+_ASK_AT_START_S = 0.3  # less, so that the rank with the cause speaks before those it breaks off
+
+
+_logger = logging.getLogger("zensync")
+
+
+def tell_notices(engine: _core.Engine) -> None:
+    """Logs what the heartbeats say of ranks that are waited for, as warnings."""
+    for text in engine.take_notices():
+        _logger.warning("zensync: %s", text)
 
 
 class DenseGroup:
     """All-reduces over the ranks of one State. Opening is collective; size 1 sends nothing.
 
-    engine: the State's, whose mesh knows which rank is gone.
+    engine: the State's, whose control connections know which rank is gone, silent or slow.
     """
 
     def __init__(
@@ -65,13 +75,21 @@ class DenseGroup:
                 failure = why
             else:
                 self._running.append((work, tensor))
+                self._engine.begin_dense("")
                 return work
-        raise self._lost("the dense all-reduce could not be started", failure) from failure
+        what = "the dense all-reduce could not be started"
+        raise self._lost(what, failure, _ASK_AT_START_S) from failure
 
     def finish(self, work: Any) -> None:
         """Waits for the sum. The error names the rank that is gone, where the mesh knows it."""
         if work is None:
             return
+        try:
+            self._finish(work)
+        finally:
+            self._engine.end_dense()
+
+    def _finish(self, work: Any) -> None:
         until = time.monotonic() + _SPIN_S
         while not work.is_completed() and time.monotonic() < until:
             time.sleep(_POLL_S)
@@ -81,6 +99,7 @@ class DenseGroup:
                     raise Error("the State was closed during this all-reduce")
                 if (known := self._engine.error) is not None:
                     raise make_error(known)  # this rank gave up, or was told: nobody will come
+                tell_notices(self._engine)
         except Error:
             raise
         except RuntimeError as why:
@@ -131,14 +150,13 @@ class DenseGroup:
         self.cancel()
         self.break_off()
 
-    def _lost(self, what: str, why: RuntimeError) -> Error:
-        """What the mesh knows of it. Gloo names addresses, and often those of a healthy rank that
-        left because of another; an idle mesh looks at its connections only when it is used."""
-        if self._engine.error is None and not self._cancelled.is_set():
-            spec = _core.TensorSpec(1, 1, _core.DType.F32, _core.Layout.DENSE)
-            options = _core.JobOptions(_ASK_NAME, _core.ReduceOp.SUM)
-            self._engine.agree([(_core.DenseTensor(0, spec), options, False)]).wait(_ASK_S)
+    def _lost(self, what: str, why: RuntimeError, ask_s: float = _ASK_S) -> Error:
+        """What all ranks call it. Gloo names addresses, and often those of a healthy rank that
+        left because of another; the control connections know better, or will within a moment."""
+        until = time.monotonic() + ask_s
+        while self._engine.error is None and time.monotonic() < until:
+            if self._cancelled.is_set():
+                break
+            time.sleep(_SPIN_S)
         known = self._engine.error
-        if known is not None and _ASK_NAME not in f"{known.message} {known.tensor}":
-            return make_error(known)
-        return PeerLostError(f"{what}: {why}")
+        return PeerLostError(f"{what}: {why}") if known is None else make_error(known)

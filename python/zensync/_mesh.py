@@ -152,8 +152,11 @@ class _Opening:
         address = _LOOPBACK
         if self._size > 1:
             address = own_address(self._store, _core.environment()["interface_name"])
+        # A client of the store of its own: a fault goes to the store at any time, and a client is
+        # locked while it waits.
+        own = _torch_compat.own_client(self._store)
         rendezvous = StoreRendezvous(
-            dist.PrefixStore(f"{self._attempt.prefix}/mesh", self._store), self._attempt.check
+            dist.PrefixStore(f"{self._attempt.prefix}/mesh", own), self._attempt.check
         )
         engine = _core.open_engine(
             self._rank,

@@ -12,11 +12,12 @@ import torch
 import torch.distributed as dist
 
 from . import _core, _plain
+from ._default_state import default_state
 from ._dense import MAX
 from ._tensors import HALVES, CooParts, plain_name, require_supported, sorted_ids, spec_of
 from ._worker import Pending
 from .errors import DeadlineError, Error, UnsupportedError
-from .state import State, default_state
+from .state import State
 
 SUM = dist.ReduceOp.SUM
 AVG = dist.ReduceOp.AVG

@@ -7,7 +7,6 @@ ranks share, the State refuses jobs until it is made anew.
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 import threading
@@ -19,15 +18,30 @@ import torch
 import torch.distributed as dist
 
 from . import _core, _exit, _torch_compat
+from ._arguments import (
+    host_names,
+    require_environment,
+    require_group,
+    require_module,
+    require_seconds,
+)
 from ._bucket import BucketPlans
-from ._mesh import lock_of, open_mesh, refuse_mesh
+from ._dense import tell_notices
+from ._mesh import open_mesh, refuse_mesh
 from ._names import ParameterNames
-from ._settings import disable_problem, is_disabled, transport_problem
+from ._settings import is_disabled
 from ._worker import WAITS_FOR_ITSELF, Pending, Worker, as_error
-from .errors import DeadlineError, Error, PeerLostError, UnsupportedError, raise_error
+from .errors import (
+    DeadlineError,
+    Error,
+    PeerLostError,
+    UnsupportedError,
+    make_error,
+    raise_error,
+)
 
 _ABORT_SHARE = 0.6  # of a bound on close: for jobs to end by themselves
-_LONG_S = 3600.0
+_NOTICE_S = 1.0  # how often a wait looks for something to tell
 _SETTLE_S = 10.0  # for the jobs of a call that failed, once they were aborted
 Run = Callable[[], Any]  # what the worker runs
 Start = Callable[[], Run]  # submits jobs
@@ -41,6 +55,7 @@ class State:
     hosts: one entry per rank, equal for ranks that share a host; found out if None.
     max_bytes: a target for the workspace of `balanced` alone (more chunks); not a hard bound.
     deadline_s: for one job; the group's time-out if None.
+    silent_after_s: a rank whose heartbeat has stopped for so long is given up by those who wait.
     verify: digests on messages; on if None. Equal values on all ranks, or MismatchError.
     Errors: UnsupportedError, MismatchError, DeadlineError (a rank did not come), PeerLostError.
     """
@@ -56,9 +71,11 @@ class State:
         hosts: Sequence[str | int] | None = None,
         max_bytes: int | None = None,
         deadline_s: float | None = None,
+        silent_after_s: float = 60.0,
         verify: bool | None = None,
+        _tuning: dict[str, Any] | None = None,
     ) -> None:
-        self.group = _require_group(process_group)
+        self.group = require_group(process_group)
         self.rank, self.size = dist.get_rank(self.group), dist.get_world_size(self.group)
         self.disabled = is_disabled()
         self.scheme = scheme
@@ -74,15 +91,17 @@ class State:
         def choose() -> dict[str, Any]:
             """What this rank alone can find wrong; its peers are told."""
             if not self.disabled:
-                _require_environment()
-            _require_module(module)
-            names = _host_names(hosts, self.size)
+                require_environment()
+            require_module(module)
+            names = host_names(hosts, self.size)
             return {
                 "scheme": scheme,
                 "max_bytes": max_bytes,
-                "deadline_s": _require_deadline(deadline_s),
+                "deadline_s": require_seconds("deadline_s", deadline_s),
+                "silent_after_s": require_seconds("silent_after_s", silent_after_s),
                 "verify": verify,
                 "hosts": names[self.rank] if names else None,
+                **(_tuning or {}),
             }
 
         if self.disabled:
@@ -186,17 +205,17 @@ class State:
         try:
             return run()
         except BaseException as why:
-            error = as_error(why, self.rank)
-            self._fail(error)
+            error = self._fail(as_error(why, self.rank))
             until = time.monotonic() + _SETTLE_S
             if not all(job.wait(max(until - time.monotonic(), 0.0)) for job in jobs):
                 _torch_compat.keep_forever((start, run))
-            raise error  # noqa: B904  (it is `why`, or has it as its cause)
+            raise error  # noqa: B904  (it is `why`, has it as its cause, or is what caused it)
 
     def await_job(self, job: _core.Job, name: str | None) -> _core.Outcome:
         """Waits for a job, keeps its report under `name`, raises its error."""
-        while not job.wait(_LONG_S):
-            pass
+        while not job.wait(_NOTICE_S):
+            tell_notices(self._engine)
+        tell_notices(self._engine)
         if job.error is not None:
             raise_error(job.error)
         if name is not None:
@@ -215,22 +234,32 @@ class State:
 
         From any thread: what takes longer is left to the worker.
         """
-        self.note_failure(error)
         if self.disabled or self._forked:
+            self.note_failure(error)
             return
         self._abort(error)
+        self.note_failure(self._settled(error))
         with self._lock:
             if not self._closed:
                 self._worker.submit(self._dense.break_off)
 
-    def _fail(self, error: Error) -> None:
-        """As `give_up`, on the worker. Raises nothing: the call ends with `error` all the same."""
+    def _fail(self, error: Error) -> Error:
+        """As `give_up`, on the worker; raises nothing. Returns what all ranks call the error."""
         try:
-            self.note_failure(error)
             self._abort(error)
+            error = self._settled(error)
+            self.note_failure(error)
             self._dense.break_off()
         except Exception as why:
             error.add_note(f"and then, while telling the other ranks: {type(why).__name__}: {why}")
+        return error
+
+    def _settled(self, error: Error) -> Error:
+        """The error that all ranks name: `error` itself where this rank was the first."""
+        known = self._engine.error
+        if known is None or known.message == error.message:
+            return error
+        return make_error(known)
 
     def _abort(self, error: Error) -> None:
         if self._engine.error is not None:
@@ -304,6 +333,7 @@ class State:
         """Called in a forked child: threads and connections stayed with the parent."""
         self._forked = True
         if not self.disabled:
+            self._engine.forget()
             self._dense.forget()
 
     def __enter__(self) -> State:
@@ -317,84 +347,8 @@ class State:
         return f"zensync.State(rank {self.rank} of {self.size}, {word})"
 
 
-def _require_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
-    if not dist.is_available() or not dist.is_initialized():
-        raise Error("torch.distributed is not initialised; call init_process_group first")
-    found = dist.group.WORLD if group is None else group
-    if not isinstance(found, dist.ProcessGroup):
-        raise Error("this rank is not in the process group; only its members make a State")
-    return found
-
-
-def _require_environment() -> None:
-    if (problem := disable_problem()) is not None:
-        raise Error(problem)
-    if (problem := transport_problem()) is not None:
-        raise UnsupportedError(problem)
-
-
-def _require_module(module: Any) -> None:
-    if module is not None and not isinstance(module, torch.nn.Module):
-        raise Error(f"module= must be a torch.nn.Module, not {type(module).__name__}")
-
-
-def _require_deadline(deadline_s: Any) -> float | None:
-    if deadline_s is None:
-        return None
-    is_number = isinstance(deadline_s, int | float) and not isinstance(deadline_s, bool)
-    if not is_number or not math.isfinite(deadline_s) or deadline_s <= 0:
-        raise Error(f"deadline_s= must be a number of seconds above 0, not {deadline_s!r}")
-    return float(deadline_s)
-
-
-def _host_names(hosts: Any, size: int) -> list[str] | None:
-    if hosts is None:
-        return None
-    if isinstance(hosts, str) or not isinstance(hosts, Sequence):
-        raise Error(f"hosts= must be a list with one entry per rank, not {hosts!r}")
-    if len(hosts) != size:
-        raise Error(f"hosts= has {len(hosts)} entries for {size} ranks; give one per rank")
-    for host in hosts:
-        if not isinstance(host, str | int):
-            raise Error(f"hosts= must have names or numbers, not {host!r}")
-    return [f"host {host}" for host in hosts]
-
-
 def _raiser(error: Error) -> Callable[[], Any]:
     def run() -> Any:
         raise error
 
     return run
-
-
-_defaults: dict[int, tuple[dist.ProcessGroup, State]] = {}
-_defaults_lock = threading.Lock()
-
-
-def default_state(group: dist.ProcessGroup | None) -> State:
-    """The State that `all_reduce` uses for a group, made at its first use (a collective call).
-
-    Closed at exit, or at the next call here after the group was destroyed. Made anew after an
-    error, but not after one that says that a rank is gone or did not come. Groups do not wait for
-    each other.
-    """
-    wanted = _require_group(group)
-    with lock_of(wanted):
-        with _defaults_lock:
-            gone = [
-                key
-                for key, (known, _) in _defaults.items()
-                if not _torch_compat.group_is_alive(known)
-            ]
-            left = [_defaults.pop(key)[1] for key in gone]
-            found = _defaults.get(id(wanted))
-            if found is not None and found[1].has_failed():
-                left.append(_defaults.pop(id(wanted))[1])
-                found = None
-        for state in left:
-            state.close(1.0)
-        if found is None:
-            found = (wanted, State(wanted))
-            with _defaults_lock:
-                _defaults[id(wanted)] = found
-    return found[1]

@@ -6,7 +6,7 @@ import torch.distributed as dist
 import zensync
 from ranks import run_ranks, same_bits
 from torch._subclasses.fake_tensor import FakeTensorMode
-from zensync.state import default_state
+from zensync._default_state import default_state
 
 SUM, AVG = dist.ReduceOp.SUM, dist.ReduceOp.AVG
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)

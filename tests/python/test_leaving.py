@@ -91,7 +91,7 @@ def body_nobody_known(rank, size):
         zensync.all_reduce(torch.ones(100), state=state)
     if rank == 0:
         assert isinstance(caught.value, zensync.PeerLostError)
-        assert "could not be started" in caught.value.message
+        assert "could not be started" in caught.value.message, caught.value
     assert caught.value.culprit in (None, 0) if rank else caught.value.culprit is None
     state.close()
 

@@ -47,14 +47,16 @@ class Connector {
     for (int rank = 0; rank < options.size; ++rank) sockets_.emplace_back(acceptor.get_executor());
   }
 
-  Result<std::vector<MeshSocket>> run(Clock::time_point deadline) {
+  Result<std::vector<MeshSocket>> run(Clock::time_point last) {
+    const auto deadline = std::min(last, Clock::now() + options_.connect_timeout);
     auto& context = acceptor_.get_executor().context();
     for (int rank = 0; rank < options_.rank.value; ++rank) {
       connect(std::make_shared<Link>(acceptor_.get_executor(), Rank{rank}));
     }
     accept();
     while (!failure_ && !complete()) {
-      if (context.run_one_until(deadline) == 0 && Clock::now() >= deadline) failure_ = late();
+      if (context.run_one_until(deadline) == 0 && Clock::now() >= deadline)
+        failure_ = late(deadline < last);
     }
     done_ = true;
     asio::error_code ignored;
@@ -80,15 +82,30 @@ class Connector {
     return true;
   }
 
-  Error late() const {
+  /// unreachable: there was time enough for a connection.
+  Error late(bool unreachable) const {
     std::vector<int> missing;
     for (int rank = 0; rank < options_.size; ++rank) {
       if (rank != options_.rank.value && !is_open(rank)) missing.push_back(rank);
     }
-    return make_error(ErrorKind::kDeadline,
-                      "no connection with " + list_ranks(missing) + " in mesh '" + options_.name +
-                          "' within " + std::to_string(options_.timeout.count()) + " ms",
-                      Rank{missing.front()});
+    const std::string what =
+        "no connection with " + list_ranks(missing) + " in mesh '" + options_.name + "' within ";
+    const Rank first{missing.front()};
+    if (!unreachable) {
+      return make_error(ErrorKind::kDeadline,
+                        what + std::to_string(options_.timeout.count()) + " ms", first);
+    }
+    return make_error(ErrorKind::kUnsupported,
+                      what + std::to_string(options_.connect_timeout.count()) +
+                          " ms, though all ranks have come: " + address_of(first) +
+                          " cannot be reached from here (GLOO_SOCKET_IFNAME chooses another "
+                          "interface, ZENSYNC_TRANSPORT=torch needs no connections of its own)",
+                      first);
+  }
+
+  std::string address_of(Rank rank) const {
+    const MeshRecord& record = records_.ranks[index(rank)];
+    return record.address + ":" + std::to_string(record.port);
   }
 
   void watch(const LinkPtr& link) {

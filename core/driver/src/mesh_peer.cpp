@@ -6,6 +6,8 @@
 // looked for: a peer that aborts and closes makes our writes fail before its reason has been read.
 #include "mesh_peer.hpp"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <asio/error.hpp>
 #include <new>
@@ -267,6 +269,10 @@ void MeshPeer::close() {
   asio::error_code ignored;
   socket_.close(ignored);
   ended_ = true;
+}
+
+void MeshPeer::close_handle_in_child() noexcept {
+  if (socket_.is_open()) ::close(socket_.native_handle());
 }
 
 void MeshPeer::arm_read() {

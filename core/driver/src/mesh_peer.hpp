@@ -89,6 +89,7 @@ class MeshPeer {
   /// Drops what has come in; true when the peer has acknowledged all that was sent, or is gone.
   bool drain();
   void close();
+  void close_handle_in_child() noexcept;
 
  private:
   struct OutMessage {

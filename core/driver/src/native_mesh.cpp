@@ -100,6 +100,10 @@ class NativeMesh final : public Driver {
         [&] { drive(deadline, [this] { return shared_.old_sends + shared_.new_sends == 0; }); });
   }
 
+  void close_handles_in_child() noexcept override {
+    for_each_peer([](MeshPeer& peer) { peer.close_handle_in_child(); });
+  }
+
   void abort(const Error& why) override {
     try {
       {

@@ -94,6 +94,28 @@ std::optional<Error> decode_abort(std::span<const std::byte> payload) {
   return error;
 }
 
+BeatBytes encode_beat(const Progress& progress) {
+  BeatBytes bytes;
+  const PrefixBytes prefix = encode_prefix(FrameKind::kBeat, kBeatBytes - kPrefixBytes);
+  std::byte* at = std::copy(prefix.begin(), prefix.end(), bytes.data());
+  put(at, progress.jobs_begun);
+  put(at, progress.jobs_done);
+  put(at, progress.dense_begun);
+  put(at, progress.exchange);
+  return bytes;
+}
+
+std::optional<Progress> decode_beat(std::span<const std::byte> payload) {
+  if (payload.size() != kBeatBytes - kPrefixBytes) return {};
+  const std::byte* at = payload.data();
+  Progress progress;
+  progress.jobs_begun = take<std::uint64_t>(at);
+  progress.jobs_done = take<std::uint64_t>(at);
+  progress.dense_begun = take<std::uint64_t>(at);
+  progress.exchange = take<std::uint32_t>(at);
+  return progress;
+}
+
 HelloBytes encode_hello(const Hello& hello) {
   HelloBytes bytes;
   std::byte* at = bytes.data();

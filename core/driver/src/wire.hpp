@@ -11,6 +11,7 @@
 #include <span>
 #include <vector>
 
+#include "watch.hpp"
 #include "zensync/base/result.hpp"
 #include "zensync/base/wire_version.hpp"
 #include "zensync/scheme/exchange.hpp"
@@ -21,6 +22,7 @@ enum class FrameKind : std::uint16_t {
   kData = 0,
   kAbort = 1,    ///< the payload is an encoded Error; nothing follows
   kGoodbye = 2,  ///< no payload; the sender closes in good order, its end is no fault
+  kBeat = 3,     ///< control connections: the sender's Progress
 };
 
 struct FramePrefix {
@@ -39,6 +41,12 @@ FramePrefix decode_prefix(const std::byte* bytes);
 inline constexpr std::size_t kMaxAbortBytes = 8192;
 std::vector<std::byte> encode_abort(const Error& error);  ///< prefix included
 std::optional<Error> decode_abort(std::span<const std::byte> payload);
+
+/// A heartbeat, prefix included.
+inline constexpr std::size_t kBeatBytes = kPrefixBytes + 3 * 8 + 4;
+using BeatBytes = std::array<std::byte, kBeatBytes>;
+BeatBytes encode_beat(const Progress& progress);
+std::optional<Progress> decode_beat(std::span<const std::byte> payload);
 
 inline constexpr std::size_t kTokenBytes = 16;
 using Token = std::array<std::byte, kTokenBytes>;

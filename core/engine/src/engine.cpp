@@ -11,21 +11,29 @@
 
 #include "job.hpp"
 #include "runner.hpp"
+#include "zensync/base/blocked_signals.hpp"
 #include "zensync/base/env.hpp"
 #include "zensync/kernels/kernels.hpp"
 
 namespace zensync {
 namespace {
 
+/// How long an error waits for what the other ranks call it.
+constexpr std::chrono::milliseconds kSettle{2000};
+
 class ThreadedEngine final : public Engine {
  public:
-  ThreadedEngine(std::unique_ptr<Driver> driver, EngineOptions options)
+  ThreadedEngine(std::unique_ptr<Driver> driver, EngineOptions options,
+                 std::unique_ptr<Control> control)
       : failed_(kernels::select(env().cpu_target).status()),
         rank_(driver->rank()),
         driver_(std::move(driver)),
-        runner_(*driver_, options),
-        thread_([this] { work(); }) {
-    if (!failed_.ok()) driver_->abort(failed_.error());  // kernels that were asked for cannot run
+        control_(std::move(control)),
+        runner_(*driver_, options, control_.get()) {
+    const BlockedSignals blocked;
+    if (control_) control_->start([this](const Error& why, bool final) { told(why, final); });
+    thread_ = std::thread([this] { work(); });
+    if (!failed_.ok()) abort(failed_.error());  // kernels that were asked for cannot run
   }
 
   ~ThreadedEngine() override { close(std::chrono::milliseconds(0)); }
@@ -74,22 +82,66 @@ class ThreadedEngine final : public Engine {
     if (thread_.joinable()) thread_.join();
     // The connections go with the State, so that a peer which still calls learns it at once.
     std::shared_ptr<Driver> gone;
-    std::lock_guard lock(mutex_);
-    gone.swap(driver_);
+    std::shared_ptr<Control> silent;
+    {
+      std::lock_guard lock(mutex_);
+      gone.swap(driver_);
+      silent.swap(control_);
+    }
   }
 
   void abort(const Error& why) override {
-    std::shared_ptr<Driver> driver;
-    {
-      std::lock_guard lock(mutex_);
-      if (failed_.ok()) failed_ = why;
-      driver = driver_;
-    }
-    if (driver != nullptr) driver->abort(why);
+    if (const auto control = held(control_)) control->report(why);
+    if (const auto driver = held(driver_)) driver->abort(why);
+    static_cast<void>(fail(why));
     wake_.notify_all();
   }
 
+  void begin_dense(const std::string& name) override {
+    if (const auto control = held(control_)) control->begin_dense(name);
+  }
+  void end_dense() override {
+    if (const auto control = held(control_)) control->end_dense();
+  }
+  std::vector<std::string> take_notices() override {
+    const auto control = held(control_);
+    return control ? control->take_notices() : std::vector<std::string>();
+  }
+  void close_handles_in_child() noexcept override {
+    if (driver_) driver_->close_handles_in_child();
+    if (control_) control_->close_handles_in_child();
+  }
+
  private:
+  template <class T>
+  std::shared_ptr<T> held(const std::shared_ptr<T>& member) const {
+    std::lock_guard lock(mutex_);
+    return member;
+  }
+
+  /// On the control's thread: a peer reported or caused a fault, or all ranks agreed on its name.
+  void told(const Error& why, bool final) {
+    {
+      std::lock_guard lock(mutex_);
+      if (failed_.ok() || final) failed_ = why;
+    }
+    if (const auto driver = held(driver_)) driver->abort(why);
+    wake_.notify_all();
+  }
+
+  /// Makes `own`, or what all ranks call it, the error of this engine; returns that.
+  Status fail(const Error& own) {
+    Status settled;
+    if (const auto control = held(control_)) settled = control->settle(kSettle);
+    std::lock_guard lock(mutex_);
+    if (!settled.ok()) {
+      failed_ = settled;
+    } else if (failed_.ok()) {
+      failed_ = own;
+    }
+    return failed_;
+  }
+
   std::shared_ptr<Job> enqueue(std::shared_ptr<JobState> job) {
     Status refused;
     {
@@ -129,11 +181,8 @@ class ThreadedEngine final : public Engine {
   }
 
   Status run_guarded(JobState& job) {
-    {
-      std::lock_guard lock(mutex_);
-      if (!failed_.ok()) return failed_;
-    }
-    Status status;
+    Status status = this->status();
+    if (!status.ok()) return fail(status.error());
     try {
       status = runner_.run(job);
     } catch (const std::bad_alloc&) {
@@ -147,12 +196,10 @@ class ThreadedEngine final : public Engine {
       if (status.error().rank.value < 0) status.error().rank = rank_;
       if (status.error().tensor.empty()) status.error().tensor = job.spec.name;
     }
-    if (!status.ok()) {
-      std::lock_guard lock(mutex_);
-      if (failed_.ok()) failed_ = status;
-    }
-    if (!status.ok()) driver_->abort(status.error());
-    return status;
+    if (status.ok()) return status;
+    if (control_) control_->report(status.error());
+    driver_->abort(status.error());
+    return fail(status.error());
   }
 
   void work() {
@@ -179,15 +226,17 @@ class ThreadedEngine final : public Engine {
   Status failed_;
   WireCount wire_count_;
   Rank rank_;
-  std::shared_ptr<Driver> driver_;  ///< null once closed; the thread has ended then
+  std::shared_ptr<Driver> driver_;    ///< null once closed; the thread has ended then
+  std::shared_ptr<Control> control_;  ///< may be null; as driver_
   Runner runner_;
   std::thread thread_;
 };
 
 }  // namespace
 
-std::unique_ptr<Engine> make_engine(std::unique_ptr<Driver> driver, EngineOptions options) {
-  return std::make_unique<ThreadedEngine>(std::move(driver), options);
+std::unique_ptr<Engine> make_engine(std::unique_ptr<Driver> driver, EngineOptions options,
+                                    std::unique_ptr<Control> control) {
+  return std::make_unique<ThreadedEngine>(std::move(driver), options, std::move(control));
 }
 
 }  // namespace zensync

@@ -26,6 +26,10 @@ Status check_countable(const TensorSpec& spec, const Plan& plan) {
                                               "' takes at most 2^32 units; use 'balanced'");
 }
 
+const std::string& name_of(const JobState& job) {
+  return job.is_agreement && !job.items.empty() ? job.items.front().name : job.spec.name;
+}
+
 SchemeTask start_scheme(SchemeContext& context) {
   switch (context.plan.scheme) {
     case SchemeId::kRecursiveDoubling:
@@ -41,8 +45,9 @@ SchemeTask start_scheme(SchemeContext& context) {
 
 }  // namespace
 
-Runner::Runner(Driver& driver, const EngineOptions& options)
+Runner::Runner(Driver& driver, const EngineOptions& options, Control* control)
     : driver_(driver),
+      control_(control),
       options_(options),
       table_(kernels::active()),
       workspace_(driver.size()),
@@ -56,8 +61,10 @@ Status Runner::run(JobState& job) {
   const auto start = Clock::now();
   const WireCount before = driver_.wire_count();
   deadline_ = start + options_.deadline;
+  if (control_ != nullptr) control_->begin_job(name_of(job));
   Status status = job.is_agreement ? run_agreement(job) : run_tensor(job);
-  if (status.ok()) status = driver_.flush(deadline_);
+  if (status.ok()) status = late(driver_.flush(deadline_));
+  if (control_ != nullptr) control_->end_job();
   const WireCount after = driver_.wire_count();
   JobReport& report = job.result.report;
   report.sent_bytes = after.sent_bytes - before.sent_bytes;
@@ -114,9 +121,23 @@ SchemeContext Runner::context_of(const std::string& name, const TensorSpec& spec
 
 Status Runner::drive(SchemeTask& task) {
   while (const Exchange* exchange = task.next()) {
-    if (Status status = driver_.exchange(*exchange, deadline_); !status.ok()) return status;
+    if (control_ != nullptr) control_->begin_exchange(exchange->phase);
+    Status status = driver_.exchange(*exchange, deadline_);
+    if (!status.ok()) return late(std::move(status));
   }
   return task.status();
+}
+
+/// The driver names whom it waits for; that rank may itself wait for the one that is behind.
+Status Runner::late(Status status) const {
+  if (status.ok() || status.error().kind != ErrorKind::kDeadline || control_ == nullptr) {
+    return status;
+  }
+  const Rank behind = control_->behind();
+  if (behind.value < 0) return status;
+  status.error().culprit = behind;
+  status.error().message += "; rank " + std::to_string(behind.value) + " is furthest behind";
+  return status;
 }
 
 Status Runner::run_tensor(JobState& job) {

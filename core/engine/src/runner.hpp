@@ -14,7 +14,8 @@ namespace zensync {
 
 class Runner {
  public:
-  Runner(Driver& driver, const EngineOptions& options);
+  /// control: may be null; is told what this rank waits in.
+  Runner(Driver& driver, const EngineOptions& options, Control* control);
   /// Runs one job to its end; an error is final for the driver too.
   Status run(JobState& job);
   bool would_be_dense(const std::string& name, const TensorSpec& spec, bool starts_dense);
@@ -31,6 +32,7 @@ class Runner {
   Status agree_on(const std::vector<JobHeader>& headers, const std::vector<std::string>& names,
                   std::vector<std::vector<JobHeader>>& theirs);
   Status drive(SchemeTask& task);
+  Status late(Status status) const;
   SchemeContext context_of(const std::string& name, const TensorSpec& spec, ReduceOp op);
   JobHeader header_of(const std::string& name, const TensorSpec& spec, ReduceOp op) const;
   /// State of a tensor; a tensor whose shape or dtype changed starts anew.
@@ -39,6 +41,7 @@ class Runner {
                       const std::vector<std::vector<JobHeader>>& theirs);
 
   Driver& driver_;
+  Control* control_;
   EngineOptions options_;
   PlanOptions plan_options_;
   const kernels::Table& table_;

@@ -60,6 +60,7 @@ SchemeTask agree(SchemeContext& context, const std::vector<JobHeader>& mine,
     exchange.recvs.push_back(
         {Rank{peer}, kHeaderCapacityBytes, &work.received_push[static_cast<std::size_t>(peer)]});
   }
+  exchange.phase = "agree";
   co_yield &exchange;
   theirs.assign(static_cast<std::size_t>(context.size()), {});
   for (int peer = 0; peer < context.size(); ++peer) {

@@ -69,6 +69,7 @@ SchemeTask agsparse(SchemeContext& context) {
   context.counts->units.assign(static_cast<std::size_t>(context.size()), 0);
   context.counts->elements.assign(static_cast<std::size_t>(context.size()), 0);
   send_all(context, whole);
+  exchange.phase = "gather";
   co_yield &exchange;
   if (Status status = add_all(context, whole); !status.ok()) co_return status;
   context.counts->union_units = context.sink->union_units();

@@ -185,6 +185,7 @@ SchemeTask balanced(SchemeContext& context) {
   const std::size_t chunks = job.chunks();
   for (std::size_t t = 0; t < chunks + 3; ++t) {
     exchange.clear();
+    exchange.phase = t < 2 ? "push" : t <= chunks ? "push and pull" : "pull";
     if (t < chunks) job.send_push(t);
     if (t >= 2 && t - 2 < chunks) job.send_pull(t - 2);
     if (t >= 1 && t - 1 < chunks) job.await_push(t - 1);

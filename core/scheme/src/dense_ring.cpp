@@ -139,6 +139,7 @@ SchemeTask dense_ring(SchemeContext& context) {
   job.start();
   for (int step = 0; step < n - 1; ++step) {
     exchange.clear();
+    exchange.phase = "ring reduce";
     job.send(MessageKind::kRingReduce, step, job.segment_at(-step));
     co_yield &exchange;
     Status status = job.receive(MessageKind::kRingReduce, step, job.segment_at(-step - 1));
@@ -147,6 +148,7 @@ SchemeTask dense_ring(SchemeContext& context) {
   job.finish(job.segment_at(1));
   for (int step = 0; step < n - 1; ++step) {
     exchange.clear();
+    exchange.phase = "ring gather";
     job.send(MessageKind::kRingGather, step, job.segment_at(1 - step));
     co_yield &exchange;
     Status status = job.receive(MessageKind::kRingGather, step, job.segment_at(-step));

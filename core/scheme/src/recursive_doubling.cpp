@@ -172,6 +172,7 @@ SchemeTask recursive_doubling(SchemeContext& context) {
   const bool folded = rank >= power;
   if (Status status = job.start(); !status.ok()) co_return status;
   exchange.clear();
+  exchange.phase = "fold";
   if (folded) {
     job.send(rank - power, MessageKind::kDouble, 0);
     job.await(rank - power);
@@ -192,6 +193,7 @@ SchemeTask recursive_doubling(SchemeContext& context) {
   for (int step = 0; 1 << step < power; ++step) {
     const int peer = rank ^ (1 << step);
     exchange.clear();
+    exchange.phase = "double";
     job.send(peer, MessageKind::kDouble, step + 1);
     job.await(peer);
     co_yield &exchange;
@@ -203,6 +205,7 @@ SchemeTask recursive_doubling(SchemeContext& context) {
   job.finish_sums();
   if (rank + power < context.size()) {
     exchange.clear();
+    exchange.phase = "return";
     job.send(rank + power, MessageKind::kReturn, 0);
     co_yield &exchange;
   }

@@ -53,6 +53,10 @@ class Driver {
   virtual void abort(const Error& why) = 0;
 
   virtual WireCount wire_count() const = 0;
+
+  /// In a forked child only: lets go of the parent's connections, so that its end shows. Nothing
+  /// else may be called afterwards.
+  virtual void close_handles_in_child() noexcept {}
 };
 
 }  // namespace zensync

@@ -32,10 +32,13 @@ struct NativeMeshOptions {
   /// namespace).
   std::string host_id;
   std::chrono::milliseconds timeout{60000};
+  /// For the connections alone, once all ranks have published themselves: what is not reachable
+  /// then never will be (kUnsupported).
+  std::chrono::milliseconds connect_timeout{60000};
 };
 
 /// Opens the mesh; a collective call of all ranks. Errors: kDeadline (names the ranks that did not
-/// come), kMismatch (settings), kUnsupported (address not usable).
+/// come), kMismatch (settings), kUnsupported (an address is not usable, or not reachable).
 Result<std::unique_ptr<Driver>> open_native_mesh(const NativeMeshOptions& options,
                                                  Rendezvous& rendezvous);
 

@@ -6,7 +6,9 @@
 // Threads: every public call may come from any thread; jobs run on the engine's own, with DAZ and
 // FTZ cleared. Never calls back.
 // Failures: a job ends with an error or well, and at its deadline at the latest. The first error is
-// final: peers are told, and every later job ends with it at once. Out of memory is kCapacity.
+// final: peers are told, and every later job ends with it at once. With control connections all
+// ranks end with the same error, and an idle engine learns what its peers report. Out of memory is
+// kCapacity.
 #pragma once
 
 #include <chrono>
@@ -19,6 +21,7 @@
 
 #include "zensync/base/result.hpp"
 #include "zensync/base/view.hpp"
+#include "zensync/driver/control.hpp"
 #include "zensync/driver/driver.hpp"
 #include "zensync/plan/plan.hpp"
 #include "zensync/scheme/context.hpp"
@@ -110,8 +113,17 @@ class Engine {
   virtual void close(std::chrono::milliseconds timeout) = 0;
   /// Gives up at once: every job fails with `why`, all peers are told.
   virtual void abort(const Error& why) = 0;
+  /// The caller waits for its peers in a dense all-reduce of its own, until `end_dense`.
+  virtual void begin_dense(const std::string& name) = 0;
+  virtual void end_dense() = 0;
+  /// Lines for people since the last call: who is waited for. Any thread; empty without control.
+  virtual std::vector<std::string> take_notices() = 0;
+  /// In a forked child only: lets go of the parent's connections.
+  virtual void close_handles_in_child() noexcept = 0;
 };
 
-std::unique_ptr<Engine> make_engine(std::unique_ptr<Driver> driver, EngineOptions options);
+/// control: may be null (one rank, tests); started by the engine.
+std::unique_ptr<Engine> make_engine(std::unique_ptr<Driver> driver, EngineOptions options,
+                                    std::unique_ptr<Control> control = nullptr);
 
 }  // namespace zensync

@@ -42,6 +42,7 @@ struct Recv {
 struct Exchange {
   std::vector<Send> sends;
   std::vector<Recv> recvs;
+  const char* phase = "";  ///< what is exchanged ("push", "pull", …), for warnings and traces
   void clear() {
     sends.clear();
     recvs.clear();
