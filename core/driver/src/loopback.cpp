@@ -51,10 +51,9 @@ class Loopback final : public Driver {
   Loopback(std::shared_ptr<World> world, int rank) : world_(std::move(world)), rank_{rank} {}
   ~Loopback() override {
     // A rank that failed and goes away without a word would leave the others guessing.
-    if (dead_ && !world_aborted()) abort(*dead_);
+    if (dead_ && !vanished_ && !world_aborted()) abort(*dead_);
     const std::lock_guard lock(world_->mutex);
-    world_->gone[index(rank_)] = true;
-    for (auto& one : world_->arrived) one.notify_all();
+    leave();
   }
 
   Rank rank() const override { return rank_; }
@@ -84,8 +83,21 @@ class Loopback final : public Driver {
 
   void abort(const Error& why) override {
     const std::lock_guard lock(world_->mutex);
+    if (vanished_) return;
     if (!world_->aborted) world_->aborted = driver::reported_by(rank_, why);
     for (auto& one : world_->arrived) one.notify_all();
+  }
+
+  bool vanish() noexcept override {
+    try {
+      if (!dead_) dead_ = lost_error(rank_, rank_, "it vanished");
+      const std::lock_guard lock(world_->mutex);
+      vanished_ = true;
+      leave();
+      return true;
+    } catch (...) {  // no memory for the text of the error
+      return false;
+    }
   }
 
  private:
@@ -93,6 +105,12 @@ class Loopback final : public Driver {
     std::size_t recv;
     Buffer message;
   };
+
+  /// The world's lock is held.
+  void leave() {
+    world_->gone[index(rank_)] = true;
+    for (auto& one : world_->arrived) one.notify_all();
+  }
 
   static std::size_t index(Rank rank) { return static_cast<std::size_t>(rank.value); }
 
@@ -195,6 +213,7 @@ class Loopback final : public Driver {
   const Rank rank_;
   WireCount count_;
   std::optional<Error> dead_;
+  bool vanished_ = false;          // guarded by the world's mutex: `abort` may come from any thread
   std::vector<std::size_t> open_;  // indices of Recvs that still wait
   std::vector<Arrival> arrivals_;
 };

@@ -120,6 +120,18 @@ class NativeMesh final : public Driver {
     }
   }
 
+  bool vanish() noexcept override {
+    try {
+      const std::lock_guard lock(driving_);
+      if (!dead_) dead_ = lost_error(options_.rank, options_.rank, "it vanished");
+      closed_ = true;  // no farewell
+      for_each_peer([](MeshPeer& peer) { peer.close(); });
+      return true;
+    } catch (...) {  // no memory for the text of the error
+      return false;
+    }
+  }
+
  private:
   /// Runs `work` as the one thread that drives, and turns what it left in `shared_` into the
   /// result.

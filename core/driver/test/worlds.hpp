@@ -12,8 +12,10 @@
 #include <vector>
 
 #include "zensync/driver/counting.hpp"
+#include "zensync/driver/faulty.hpp"
 #include "zensync/driver/loopback.hpp"
 #include "zensync/driver/native_mesh.hpp"
+#include "zensync/driver/tracing.hpp"
 
 namespace zensync::test {
 
@@ -72,10 +74,17 @@ inline Drivers make_native(int size) {
   return drivers;
 }
 
-inline Drivers make_counting_loopback(int size) {
-  Drivers drivers = make_loopback(size);
-  for (auto& driver : drivers) driver = make_counting(std::move(driver));
+/// Puts a decorator round each driver of a world.
+template <class Decorate>
+Drivers decorated(Drivers drivers, Decorate decorate) {
+  for (auto& driver : drivers) {
+    if (driver) driver = decorate(std::move(driver));
+  }
   return drivers;
+}
+
+inline std::unique_ptr<Driver> without_faults(std::unique_ptr<Driver> driver) {
+  return make_faulty(std::move(driver), FaultPlan());
 }
 
 struct Kind {
@@ -84,9 +93,16 @@ struct Kind {
 };
 
 inline std::vector<Kind> all_kinds() {
-  return {{"loopback", [](int size) { return make_loopback(size); }},
-          {"counting", make_counting_loopback},
-          {"native", make_native}};
+  const auto loopback = [](int size) { return make_loopback(size); };
+  const auto tracing = [](std::unique_ptr<Driver> driver) {
+    return make_tracing(std::move(driver), std::make_shared<Trace>());
+  };
+  return {{"loopback", loopback},
+          {"counting", [=](int size) { return decorated(loopback(size), make_counting); }},
+          {"tracing", [=](int size) { return decorated(loopback(size), tracing); }},
+          {"faulty", [=](int size) { return decorated(loopback(size), without_faults); }},
+          {"native", make_native},
+          {"faulty_native", [](int size) { return decorated(make_native(size), without_faults); }}};
 }
 
 /// For GoogleTest: names a test after the kind of driver that it runs on.

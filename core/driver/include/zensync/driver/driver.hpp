@@ -52,6 +52,11 @@ class Driver {
   /// failed are not.
   virtual void abort(const Error& why) = 0;
 
+  /// Goes away as a killed process would: connections end, and nobody is told why. For fault
+  /// injection, on the driver's own thread; every later call fails with kPeerLost. False where a
+  /// driver cannot do that; nothing has changed then.
+  virtual bool vanish() noexcept { return false; }
+
   virtual WireCount wire_count() const = 0;
 
   /// In a forked child only: lets go of the parent's connections, so that its end shows. Nothing
