@@ -85,6 +85,11 @@ TEST(HostileMessage, DigestsFindEveryFlippedBit) {
       flipped[bit / 8] ^= std::byte{1} << (bit % 8);
       EXPECT_FALSE(accepts(flipped, expected)) << "bit " << bit;
     }
+    for (std::size_t at = 0; at < message.size(); ++at) {
+      Bytes flipped = message;
+      flipped[at] = ~flipped[at];
+      EXPECT_FALSE(accepts(flipped, expected)) << "byte " << at;
+    }
   }
 }
 

@@ -15,6 +15,7 @@
 #include "zensync/driver/faulty.hpp"
 #include "zensync/driver/loopback.hpp"
 #include "zensync/driver/native_mesh.hpp"
+#include "zensync/driver/simulated.hpp"
 #include "zensync/driver/tracing.hpp"
 
 namespace zensync::test {
@@ -90,6 +91,7 @@ inline std::unique_ptr<Driver> without_faults(std::unique_ptr<Driver> driver) {
 struct Kind {
   std::string name;
   std::function<Drivers(int)> make;
+  bool is_virtual = false;  ///< sleeping does not move its clock
 };
 
 inline std::vector<Kind> all_kinds() {
@@ -101,6 +103,7 @@ inline std::vector<Kind> all_kinds() {
           {"counting", [=](int size) { return decorated(loopback(size), make_counting); }},
           {"tracing", [=](int size) { return decorated(loopback(size), tracing); }},
           {"faulty", [=](int size) { return decorated(loopback(size), without_faults); }},
+          {"simulated", [](int size) { return make_simulated(size).drivers; }, true},
           {"native", make_native},
           {"faulty_native", [](int size) { return decorated(make_native(size), without_faults); }}};
 }

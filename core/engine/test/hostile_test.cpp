@@ -18,6 +18,7 @@ struct DamagePlan {
   Damage kind = Damage::kNone;
   int message = 0;         ///< which received message, counted from 0
   std::size_t at = 0;      ///< byte (flip), length (cut), seed (replace)
+  unsigned mask = 0;       ///< bits to flip; 0: one, which depends on `at`
   bool was_done = false;   ///< set when the message came and was long enough
   std::size_t length = 0;  ///< of that message
 };
@@ -50,7 +51,8 @@ class DamagingDriver final : public Driver {
       return;
     }
     plan_.was_done = true;
-    if (plan_.kind == Damage::kFlip) message.data()[plan_.at] ^= std::byte{1} << (plan_.at % 8);
+    const unsigned mask = plan_.mask != 0 ? plan_.mask : 1U << (plan_.at % 8);
+    if (plan_.kind == Damage::kFlip) message.data()[plan_.at] ^= static_cast<std::byte>(mask);
     if (plan_.kind == Damage::kCut) message.resize_keep(plan_.at);
     if (plan_.kind == Damage::kLengthen) message.append("surplus", 1 + plan_.at % 7);
     for (std::size_t i = 0; plan_.kind == Damage::kReplace && i < message.size(); ++i) {
@@ -86,7 +88,7 @@ class Hostile : public ::testing::TestWithParam<SchemeId> {
 
   /// Damages each message of the job in all places that `kind` knows.
   template <class Check>
-  void for_each_damage(Damage kind, bool verify, Check check) {
+  void for_each_damage(Damage kind, bool verify, Check check, unsigned mask = 0) {
     for (int message = 0;; ++message) {
       DamagePlan probe{Damage::kNone, message};
       Status status;
@@ -94,7 +96,7 @@ class Hostile : public ::testing::TestWithParam<SchemeId> {
       if (probe.length == 0) break;
       const std::size_t places = kind == Damage::kReplace ? 20 : probe.length;
       for (std::size_t at = 0; at < places; ++at) {
-        DamagePlan plan{kind, message, at};
+        DamagePlan plan{kind, message, at, mask};
         ASSERT_TRUE(run(plan, verify, status));
         ASSERT_TRUE(plan.was_done);
         ASSERT_NO_FATAL_FAILURE(check(status, message, at));
@@ -103,14 +105,25 @@ class Hostile : public ::testing::TestWithParam<SchemeId> {
   }
 };
 
+constexpr unsigned kMasks[] = {0x01, 0x80, 0xFF};
+
+void expect_found(const Status& status, const std::string& where) {
+  ASSERT_FALSE(status.ok()) << where;
+  EXPECT_GE(status.error().culprit.value, 1) << status.error().message;
+  const ErrorKind kind = status.error().kind;
+  EXPECT_TRUE(kind == ErrorKind::kCorruptMessage || kind == ErrorKind::kMismatch)
+      << status.error().message;
+}
+
+/// Header, job header, values, index and the digest itself.
 TEST_P(Hostile, DigestsFindEveryFlippedByte) {
-  for_each_damage(Damage::kFlip, true, [](const Status& status, int message, std::size_t at) {
-    ASSERT_FALSE(status.ok()) << "message " << message << " byte " << at;
-    EXPECT_GE(status.error().culprit.value, 1) << status.error().message;
-    const ErrorKind kind = status.error().kind;
-    EXPECT_TRUE(kind == ErrorKind::kCorruptMessage || kind == ErrorKind::kMismatch)
-        << status.error().message;
-  });
+  for (const unsigned mask : kMasks) {
+    const auto check = [mask](const Status& status, int message, std::size_t at) {
+      std::string where = "message " + std::to_string(message) + " byte " + std::to_string(at);
+      expect_found(status, where += " mask " + std::to_string(mask));
+    };
+    for_each_damage(Damage::kFlip, true, check, mask);
+  }
 }
 
 TEST_P(Hostile, WithoutDigestsNothingCrashes) {
@@ -145,6 +158,32 @@ TEST_P(Hostile, ControlUndamagedJobsEndWell) {
   ASSERT_TRUE(run(plan, true, status));
   EXPECT_TRUE(status.ok());
   EXPECT_GT(plan.length, 48U);
+}
+
+/// The same for the headers of an agreement; the last round is whole, as a control.
+TEST(HostileAgreement, DigestsFindEveryFlippedByte) {
+  const std::vector<DenseItem> items(
+      2, {"t", {300, 1, DType::kF32, Layout::kDense}, nullptr, ReduceOp::kSum, false});
+  constexpr std::size_t kBytes = 48 + 2 * 64;
+  for (int message = 0; message < 2; ++message) {
+    for (std::size_t i = 0; i <= kBytes * std::size(kMasks); ++i) {
+      const bool whole = i == kBytes * std::size(kMasks);
+      DamagePlan plan{whole ? Damage::kNone : Damage::kFlip, message, i / std::size(kMasks)};
+      plan.mask = kMasks[i % std::size(kMasks)];
+      Group group(3, {}, [&plan](std::unique_ptr<Driver> driver) {
+        return std::make_unique<DamagingDriver>(std::move(driver), plan);
+      });
+      Jobs jobs;
+      for (int rank = 0; rank < 3; ++rank) jobs.push_back(group.engine(rank).agree(items));
+      ASSERT_TRUE(wait_all(jobs));
+      ASSERT_EQ(plan.length, kBytes);
+      if (whole) {
+        EXPECT_TRUE(jobs[0]->status().ok());
+      } else {
+        ASSERT_NO_FATAL_FAILURE(expect_found(jobs[0]->status(), "byte " + std::to_string(plan.at)));
+      }
+    }
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(All, Hostile, ::testing::ValuesIn(kSchemes),
