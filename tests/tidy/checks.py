@@ -239,7 +239,7 @@ ENVIRONMENT_OF_PYTHON = {
     "python/zensync/_settings.py": "ZENSYNC_VERIFY, of which `info` says whether it can be had",
     "python/zensync/cli.py": "`info` shows what is set",
     "python/zensync/demo/data.py": "ZENSYNC_DATA",
-    "python/zensync/demo/launcher.py": "hands its own to the ranks",
+    "python/zensync/lab/processes.py": "hands its own to the ranks",
 }
 _ENVIRONMENT_NAMES = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}
 

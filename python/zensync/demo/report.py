@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING
 import numpy
 
 from zensync.demo.config import LAST_STEPS, WARM_UP_STEPS, Config, ModeResult, RankResult
+from zensync.lab.stats import Ratio, paired_ratio
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 _INDEX_BYTES = 8  # torch's sparse tensors carry int64 indices
-_RESAMPLES = 2000
 LOSS_TOLERANCE = 0.01
 
 
@@ -54,15 +54,6 @@ class Run:
     losses: list[float]
     first_batch_after: float
     step_s: list[float]
-
-
-@dataclass(frozen=True)
-class Ratio:
-    """A paired ratio of step times, with its 95 % interval."""
-
-    median: float
-    low: float
-    high: float
 
 
 @dataclass(frozen=True)
@@ -144,11 +135,7 @@ def _summarise_mode(
 
 def time_ratio(slow: Run, fast: Run) -> Ratio:
     """How many times longer `slow`'s steps took, step against step (median, bootstrap)."""
-    pairs = numpy.asarray(_timed(slow.step_s)) / numpy.asarray(_timed(fast.step_s))
-    rng = numpy.random.default_rng(0)
-    medians = numpy.median(rng.choice(pairs, (_RESAMPLES, pairs.size)), axis=1)
-    low, high = numpy.percentile(medians, [2.5, 97.5])
-    return Ratio(float(numpy.median(pairs)), float(low), float(high))
+    return paired_ratio(_timed(slow.step_s), _timed(fast.step_s))
 
 
 def checks(runs: Sequence[Run]) -> list[Verdict]:

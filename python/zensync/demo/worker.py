@@ -3,25 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import ctypes
-import os
-import signal
-import sys
 from pathlib import Path
 
 from zensync.demo.config import Config
-
-_PARENT_DEATH_SIGNAL = 1  # prctl's PR_SET_PDEATHSIG
-
-
-def _die_with(parent: int) -> None:
-    """A killed launcher must not leave ranks behind. Linux only; elsewhere nothing happens."""
-    try:
-        ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL)
-    except (AttributeError, OSError):
-        return
-    if os.getppid() != parent:  # it has ended already
-        sys.exit(1)
+from zensync.lab.processes import die_with
 
 
 def main() -> None:
@@ -31,7 +16,7 @@ def main() -> None:
     parser.add_argument("--rank", type=int, required=True)
     parser.add_argument("--parent", type=int, required=True)
     args = parser.parse_args()
-    _die_with(args.parent)
+    die_with(args.parent)
     # Not earlier: loading torch takes seconds, and who loads it must already be mortal.
     from zensync.demo.trainer import train
 

@@ -29,7 +29,7 @@ INTERFACE = "zs0"  # the one network card of every host
 _SUBNET = "10.213.77"
 _MAX_HOSTS = 200
 _NAME = re.compile(r"zs(\d+)-(\d+)-([a-z0-9]+)-(?:h\d+|br)")
-_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 # hostname may be missing or forbidden: the command runs all the same.
 _NAMED_SHELL = 'hostname "$0" 2>/dev/null; exec "$@"'
 # No IPv6, so that no neighbour discovery shows in the byte counters.
@@ -254,9 +254,9 @@ class SlowNet:
         return Counters(sent["bytes"], received["bytes"], sent["packets"], received["packets"])
 
     def __enter__(self) -> Self:
-        for number in _SIGNALS:
+        for number in SIGNALS:
             try:
-                self._old_handlers[number] = signal.signal(number, _leave)
+                self._old_handlers[number] = signal.signal(number, leave)
             except ValueError:  # not the main thread: signals are somebody else's
                 break
         try:
@@ -285,7 +285,7 @@ class SlowNet:
         self._old_handlers.clear()
 
 
-def _leave(number: int, _frame: FrameType | None) -> None:
+def leave(number: int, _frame: FrameType | None) -> None:
     """Turns a signal into an exception, so that `with` blocks clean up."""
     if number == signal.SIGINT:
         raise KeyboardInterrupt
