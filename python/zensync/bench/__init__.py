@@ -1,41 +1,38 @@
-"""`zensync bench`: measures kernels, wire bytes, small exchanges; prints tables, or JSON."""
+"""`zensync bench`: measures synchronisations, kernels, wire bytes, exchanges; tables, or JSON.
+
+Exit status: 0; 1 if a result is wrong or, with --check, a target is missed; 2 if it cannot run;
+130 if interrupted.
+"""
 
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
+import sys
+from typing import Any
 
+from . import torchrun
+from .config import Config
+from .options import Place, check_common, make_parser, parse
 from .result import Table, show, write_json
 
 
 def main() -> int:
-    """Runs what sys.argv names. Exit status 0, or 1 with --check if a target is missed."""
-    parser = argparse.ArgumentParser(prog="zensync bench", description=__doc__)
-    parser.add_argument("--kernels", action="store_true", help="find, encode, write back, coalesce")
-    parser.add_argument(
-        "--bytes", action="store_true", help="wire bytes against the ideal; balance"
-    )
-    parser.add_argument("--exchange", action="store_true", help="latency of the native mesh")
-    parser.add_argument("--data", help="folder of the real text (default: ZENSYNC_DATA or ./data)")
-    parser.add_argument(
-        "--offline", action="store_true", help="fetch nothing; say what is used instead"
-    )
-    parser.add_argument(
-        "--json", metavar="FILE", help="write rows, machine and commit; - is stdout"
-    )
-    parser.add_argument("--check", action="store_true", help="exit 1 if a stated target is missed")
-    options = parser.parse_args()
-    if not (options.kernels or options.bytes or options.exchange):
-        parser.error("say what to measure: --kernels, --bytes, --exchange")
-    if options.json and options.json != "-" and not Path(options.json).resolve().parent.is_dir():
-        parser.error(f"--json: there is no folder {Path(options.json).parent}")
-    tables = _measure(options)
-    if options.json != "-":
-        show(tables)
-    if options.json:
-        write_json(options.json, tables)
-    missed = any(row.get("met") is False for table in tables for row in table.rows)
-    return 1 if options.check and missed else 0
+    """Runs what sys.argv names; the exit status."""
+    parser = make_parser()
+    given = parser.parse_args()
+    check_common(parser, given)
+    if given.kernels or given.bytes or given.exchange:
+        return _report(given, _measure(given), {})
+    world = torchrun.world()
+    if world is not None and world[0] != 0:
+        # Rank 0 says what is wrong; once is enough.
+        parser.exit = _exit_silently  # type: ignore[method-assign, assignment]
+    config, place = parse(parser, given, None if world is None else world[1])
+    return _synchronise(given, config, place, world)
+
+
+def _exit_silently(status: int = 0, _message: str | None = None) -> None:
+    sys.exit(status)
 
 
 def _measure(options: argparse.Namespace) -> list[Table]:
@@ -53,3 +50,41 @@ def _measure(options: argparse.Namespace) -> list[Table]:
 
         tables += exchange.run()
     return tables
+
+
+def _report(options: argparse.Namespace, tables: list[Table], facts: dict[str, Any]) -> int:
+    if options.json != "-":
+        show(tables)
+    if options.json:
+        write_json(options.json, tables, facts)
+    missed = any(row.get("met") is False for table in tables for row in table.rows)
+    return 1 if options.check and missed else 0
+
+
+def _synchronise(
+    options: argparse.Namespace, config: Config, place: Place, world: tuple[int, int] | None
+) -> int:
+    from ..errors import Error
+    from ..lab.processes import RanksError
+    from ..lab.slow_net import SlowNetError
+    from . import launcher, sync
+    from .patterns import PatternError
+
+    wrong: int | None = None
+    rank = 0 if world is None else world[0]
+    try:
+        if world is None:
+            rows = launcher.launch(config, place)
+        else:
+            rows, wrong = torchrun.run(config, place, rank)
+    except (RanksError, SlowNetError, PatternError, Error) as why:
+        if rank == 0 or isinstance(why, Error):
+            print(f"zensync bench: {why}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:  # processes and network are gone by now
+        print("zensync bench: interrupted", file=sys.stderr)
+        return 130
+    if rank == 0:
+        sync.report(rows, config, place, options.json)
+    wrong = sum(row["wrong"] for row in rows) if wrong is None else wrong
+    return 1 if wrong else 0

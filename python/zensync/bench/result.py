@@ -63,7 +63,7 @@ def show(tables: Sequence[Table]) -> None:
             continue
         shown = RichTable(title=table.title, title_justify="left")
         for key in table.rows[0]:
-            shown.add_column(key, justify="right")
+            shown.add_column(key, justify="right", no_wrap=True)
         for row in table.rows:
             shown.add_row(*(_text(value) for value in row.values()))
         console.print(shown)
@@ -77,10 +77,18 @@ def _text(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def write_json(path: str, tables: Sequence[Table]) -> None:
-    """Writes {"machine", "commit", "rows"}; each row names its table. `-` is stdout."""
-    rows = [{"table": table.title, **row} for table in tables for row in table.rows]
-    text = json.dumps({"machine": machine(), "commit": commit(), "rows": rows}, indent=1)
+def write_json(path: str, tables: Sequence[Table], facts: dict[str, Any] | None = None) -> None:
+    """Writes {"machine", "commit", …facts, "rows"}; rows of a table with a title name it.
+
+    `-` is stdout.
+    """
+    rows = [
+        {**({"table": table.title} if table.title else {}), **row}
+        for table in tables
+        for row in table.rows
+    ]
+    whole = {"machine": machine(), "commit": commit(), **(facts or {}), "rows": rows}
+    text = json.dumps(whole, indent=1)
     if path == "-":
         print(text)
     else:

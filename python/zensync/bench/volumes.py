@@ -12,7 +12,7 @@ import numpy as np
 
 from .. import _core
 from ..errors import raise_error
-from .patterns import PATTERNS, Case, Units, units_of
+from .patterns import SPREAD_PATTERNS, Case, Units, units_of
 from .result import Row, Table
 
 _TENSOR_BYTES = 32 << 20
@@ -108,7 +108,7 @@ def _tokens(data: str | None, offline: bool) -> list[Row]:
 def _balance() -> list[Row]:
     rows = []
     for ranks in (8, 16):
-        for pattern in PATTERNS:
+        for pattern in SPREAD_PATTERNS:
             case = Case(pattern, _BALANCE_UNITS, _BALANCE_DENSITY, ranks)
             sets = [units_of(case, rank) for rank in range(ranks)]
             units = np.concatenate(sets)

@@ -1,0 +1,55 @@
+"""Runs `zensync bench` as one of the ranks that torchrun (or another launcher) has started.
+
+RANK and WORLD_SIZE in the environment say so. Rank 0 makes the rows; the others only take part.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import replace
+from typing import Any
+
+from .config import Config
+from .launcher import require_cases, steps_of, with_tokens
+from .options import Place
+from .worker import run_rank
+
+
+def world() -> tuple[int, int] | None:
+    """(rank, number of ranks) if this process was started as one of several, else None."""
+    try:
+        return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    except (KeyError, ValueError):
+        return None
+
+
+def run(config: Config, place: Place, rank: int) -> tuple[list[dict[str, Any]], int]:
+    """Rows (on rank 0) and the number of wrong elements (on every rank)."""
+    if config.transport is not None:
+        os.environ["ZENSYNC_TRANSPORT"] = config.transport
+    # Every rank prepares: those of one machine may race, but a file appears whole or not at all.
+    config = with_tokens(config, place, _say if rank == 0 else _be_silent)
+    require_cases(config)
+    rows: list[dict[str, Any]] = []
+    done = 0
+
+    def tell(event: dict[str, Any]) -> None:
+        nonlocal done
+        if event["event"] == "row":
+            rows.append(event["row"])
+        elif event["event"] == "case":
+            _say(f"{event['what']} ({done} of {steps_of(config)} passes done)")
+        else:
+            done += 1
+
+    wrong = run_rank(replace(config), rank, tell)
+    return rows, wrong
+
+
+def _say(text: str) -> None:
+    print(f"bench: {text}", file=sys.stderr)
+
+
+def _be_silent(_text: str) -> None:
+    pass

@@ -1,0 +1,61 @@
+"""The program that runs as one rank of `zensync bench`: sees to its own end, then measures.
+
+Rank 0 tells what `rank.measure` tells, one JSON object a line on stdout. Exit status 2 with one
+line on stderr if zensync refuses; wrong results are the launcher's to judge.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from zensync.bench.config import Config
+from zensync.errors import Error
+from zensync.lab.processes import die_with
+
+
+def main() -> int:
+    """Reads the run and this process' place in it from the command line."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--config", type=Path, required=True)
+    parser.add_argument("--rank", type=int, required=True)
+    parser.add_argument("--parent", type=int, required=True)
+    args = parser.parse_args()
+    die_with(args.parent)
+    config = Config.load(args.config)
+    try:
+        run_rank(config, args.rank, _tell)
+    except Error as why:
+        print(f"zensync: {why}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def run_rank(config: Config, rank: int, tell: Any) -> int:
+    """Measures as one rank of a Gloo group; where the others are, torch's variables say."""
+    # Not earlier: loading torch takes seconds, and who loads it must already be mortal.
+    import torch
+    import torch.distributed as dist
+
+    from zensync.bench.rank import measure
+
+    torch.set_num_threads(1)
+    torch.set_num_interop_threads(1)
+    timeout = timedelta(seconds=config.group_timeout_s)
+    dist.init_process_group("gloo", rank=rank, world_size=config.ranks, timeout=timeout)
+    wrong = measure(config, tell)
+    dist.barrier()
+    dist.destroy_process_group()
+    return wrong
+
+
+def _tell(event: dict[str, Any]) -> None:
+    print(json.dumps(event), flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
