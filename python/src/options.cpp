@@ -54,6 +54,8 @@ Status set_option(OpenOptions& parsed, const std::string& key, nb::handle value)
     parsed.engine.scheme = scheme.value();
   } else if (key == "max_bytes") {
     parsed.engine.max_bytes = nb::cast<std::uint64_t>(value);
+  } else if (key == "parts") {
+    parsed.engine.parts = nb::cast<std::uint64_t>(value);
   } else if (std::chrono::milliseconds* time = time_option(parsed, key)) {
     const double seconds = nb::cast<double>(value);
     if (!(seconds > 0)) return bad_option(key, "must be above 0");
@@ -102,6 +104,7 @@ std::chrono::milliseconds to_milliseconds(double seconds) {
 std::string OpenOptions::settings() const {
   return "scheme=" + std::string(scheme_name(engine.scheme)) +
          " max_bytes=" + std::to_string(engine.max_bytes) +
+         " parts=" + std::to_string(engine.parts) +
          " codec=" + std::string(kCodecs[static_cast<std::size_t>(engine.wire.codec)]) +
          " partition=" + (engine.wire.partition == PartitionKind::kRange ? "range" : "rotation") +
          " verify=" + (engine.wire.verify ? "1" : "0");

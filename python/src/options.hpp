@@ -26,8 +26,8 @@ struct OpenOptions {
 };
 
 /// `options` may have: name, address, scheme, max_bytes, deadline_s, verify, hosts, timeout_s, and,
-/// for tests and comparisons, codec and partition; None means "not given". ZENSYNC_VERIFY overrides
-/// `verify`. Errors: kInvalid, kUnsupported. Needs the GIL.
+/// for tests and comparisons, codec, partition and parts (of a row); None means "not given".
+/// ZENSYNC_VERIFY overrides `verify`. Errors: kInvalid, kUnsupported. Needs the GIL.
 Result<OpenOptions> parse_options(const nanobind::dict& options);
 
 /// Seconds as milliseconds, at least 1.

@@ -112,7 +112,8 @@ def open_engine(
     """Opens the native mesh; a collective call.
 
     options: name, address, scheme, max_bytes, deadline_s, verify, hosts, timeout_s,
-    connect_timeout_s, beat_s, warn_after_s, silent_after_s, codec, partition; None: not given.
+    connect_timeout_s, beat_s, warn_after_s, silent_after_s, codec, partition,
+    parts; None: not given.
     """
 
 def address_towards(host: str, port: int, interface_name: str = "") -> str | ErrorInfo: ...

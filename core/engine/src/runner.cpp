@@ -54,6 +54,7 @@ Runner::Runner(Driver& driver, const EngineOptions& options, Control* control)
       preparer_(table_) {
   plan_options_.scheme = options.scheme;
   plan_options_.max_bytes = options.max_bytes;
+  plan_options_.parts = options.parts;
 }
 
 Status Runner::run(JobState& job) {

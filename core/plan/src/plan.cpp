@@ -45,8 +45,12 @@ double spread_of(int size) {
   return std::min(3.0, 1.8 + 0.7 * (size - 16) / 112);
 }
 
-std::uint64_t choose_width(const TensorSpec& spec, int size, const TensorState& state) {
+std::uint64_t choose_width(const TensorSpec& spec, int size, const TensorState& state,
+                           const PlanOptions& options) {
   if (spec.row_elems <= 1) return 1;
+  if (options.parts != 0 && spec.row_elems % options.parts == 0) {
+    return spec.row_elems / options.parts;
+  }
   if (spec.layout == Layout::kDense && state.elements) return 1;
   double rows = kGuessedDensity * static_cast<double>(spec.rows);
   if (state.counts.known()) {
@@ -167,7 +171,7 @@ Plan make_plan(const TensorSpec& spec, int size, const TensorState& state,
   if (plan.scheme == SchemeId::kAuto) {
     plan.scheme = state.dense ? SchemeId::kDense : choose_scheme(spec, size, state);
   }
-  plan.width = choose_width(spec, size, state);
+  plan.width = choose_width(spec, size, state, options);
   const std::uint64_t units = spec.elems() / std::max<std::uint64_t>(plan.width, 1);
   if (plan.scheme == SchemeId::kBalanced) {
     const std::uint64_t slots = div_ceil(units, static_cast<std::uint64_t>(size));

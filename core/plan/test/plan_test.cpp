@@ -180,6 +180,15 @@ TEST(Parts, TheDesignsExample) {
   for (double rows : {500.0, 1000.0, 2000.0, 4000.0}) EXPECT_EQ(choose_parts(table, 8, rows), 8U);
 }
 
+TEST(Parts, AreAsAskedWhereTheyDivideTheRow) {
+  PlanOptions options;
+  const std::uint64_t own = make_plan(kTable, 4, TensorState(), options).width;
+  options.parts = 2;
+  EXPECT_EQ(make_plan(kTable, 4, TensorState(), options).width, kTable.row_elems / 2);
+  options.parts = kTable.row_elems + 1;
+  EXPECT_EQ(make_plan(kTable, 4, TensorState(), options).width, own);
+}
+
 TEST(Parts, DivideTheRow) {
   for (std::uint64_t row_elems = 1; row_elems <= 200; ++row_elems) {
     const TensorSpec spec{1000, row_elems, DType::kF32, Layout::kDense};

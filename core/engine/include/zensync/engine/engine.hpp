@@ -34,6 +34,7 @@ struct EngineOptions {
   /// jobs; not a hard bound, and without effect on the other schemes. 0: none.
   std::uint64_t max_bytes = 0;
   std::chrono::milliseconds deadline{1800000};  ///< for one job, from its start
+  std::uint64_t parts = 0;  ///< units per row (comparisons); 0: as the counts advise
   WireOptions wire;  ///< codec and partition (tests, comparisons), digests on messages
 };
 

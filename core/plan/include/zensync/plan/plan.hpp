@@ -32,6 +32,7 @@ struct PlanOptions {
   double to_dense_above = 0.15;  ///< largest density over ranks
   double to_sparse_below = 0.10;
   bool single_chunk = false;
+  std::uint64_t parts = 0;  ///< units per row where it divides the row; 0: as the counts advise
 };
 
 /// What is remembered of one tensor between jobs; equal on all ranks.
