@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -214,3 +215,84 @@ def test_the_command_runs_one_program_a_host():
     assert sorted(run.stdout.splitlines()) == ["0 of 3", "1 of 3", "2 of 3"]
     assert tool("run", "--hosts", "2", "--", "false").returncode == 1
     assert tool("counters", "--hosts", "2", "--label", "none").returncode == 1
+
+
+def test_the_command_runs_several_ranks_a_host():
+    words = "echo $ZS_HOST $LOCAL_RANK $RANK $ZS_RANK $WORLD_SIZE $MASTER_PORT"
+    run = tool("run", "--hosts", "2", "--ranks-per-host", "2", "--", "sh", "-c", words)
+    assert run.returncode == 0, run.stderr
+    assert sorted(run.stdout.splitlines()) == [
+        "0 0 0 0 4 29500",
+        "0 1 1 1 4 29500",
+        "1 0 2 2 4 29500",
+        "1 1 3 3 4 29500",
+    ]
+    refused = tool("run", "--ranks-per-host", "0", "--", "true")
+    assert refused.returncode == 2
+    assert "at least 1" in refused.stderr
+
+
+def test_commands_end_with_a_killed_run():
+    words = "echo $$; exec sleep 60"
+    command = [sys.executable, str(TOOL), "run", "--hosts", "2", "--", "sh", "-c", words]
+    runner = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert runner.stdout is not None
+        inside = [int(runner.stdout.readline()) for _ in range(2)]
+        assert all(map(is_running, inside))
+    finally:
+        runner.kill()
+        runner.wait()
+    runner.stdout.close()
+    assert all(map(wait_until_ended, inside))
+    name = f"zs{runner.pid}-"
+    assert name in namespaces()
+    assert any(stale.startswith(name) for stale in json.loads(tool("clean").stdout))
+    assert name not in namespaces()
+
+
+def answers(net: SlowNet, source: int, target: int) -> bool:
+    # Two of them: the first may be spent on finding the other's hardware address.
+    words = "import socket, sys\nsocket.create_connection((sys.argv[1], 1), timeout=0.7)"
+    done = net.run(source, [sys.executable, "-c", words, net.address(target)], timeout_s=10)
+    return "ConnectionRefusedError" in done.stderr
+
+
+@pytest.mark.parametrize("silent", [False, True])
+def test_a_link_goes_down_and_comes_back(silent):
+    with SlowNet(2) as net:
+        show = ["sh", "-c", "ip -br address show dev zs0; tc qdisc show dev zs0"]
+        before = net.run(1, show).stdout
+        assert answers(net, 0, 1)
+        for _ in range(2):  # again changes nothing
+            net.set_link(1, False, silent=silent)
+        assert not answers(net, 0, 1)
+        assert not answers(net, 1, 0)
+        during = net.run(1, show).stdout
+        assert net.address(1) in during
+        assert "rate 200Mbit" in during
+        assert ("DOWN" in during) is not silent
+        for _ in range(2):
+            net.set_link(1, True)
+        until = time.monotonic() + 5
+        while not answers(net, 0, 1) and time.monotonic() < until:
+            time.sleep(0.05)
+        assert answers(net, 0, 1)
+        assert answers(net, 1, 0)
+        assert net.run(1, show).stdout == before
+        with pytest.raises(SlowNetError, match="host 2"):
+            net.set_link(2, False)
+
+
+def test_a_connection_outlives_a_broken_link():
+    with SlowNet(2, LinkSpec(rate="20mbit")) as net:
+        breaker = threading.Timer(0.2, lambda: net.set_link(1, False, silent=True))
+        mender = threading.Timer(1.0, lambda: net.set_link(1, True))
+        breaker.start()
+        mender.start()
+        try:
+            seconds = send(net, 0, 1)  # all of it arrives, 0.35 s on a whole link
+        finally:
+            breaker.join()
+            mender.join()
+    assert seconds > 0.5

@@ -1,6 +1,6 @@
 """The command line of `zensync bench`: one parser, its lists and units, and what is wrong there.
 
-What cannot be measured is one clear line on stderr and exit status 2 (argparse's own).
+What cannot be measured is one clear line on stderr and exit status 2.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 from .config import BROKEN_SCHEME, DTYPES, NOT_SPARSE_IN_TORCH, SCHEMES, TRANSPORTS, Config
 from .patterns import PATTERNS
@@ -38,9 +38,16 @@ class Place:
     timeout_s: float
 
 
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, without all that could have been right."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}\n")
+
+
 def make_parser() -> argparse.ArgumentParser:
     """All options. Those of the synchronisation have no defaults here: see `_DEFAULTS`."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="zensync bench",
         description="Measures complete synchronisations, or with --kernels, --bytes, --exchange "
         "parts of them; docs/bench.md says what and how. Starts its own ranks, or runs as one of "

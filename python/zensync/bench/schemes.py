@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 import zensync
 
+from .._mesh import tuned
 from .config import BROKEN_SCHEME, OUR_SCHEMES, Config
 from .inputs import Workload
 
@@ -36,10 +37,11 @@ class _Zensync:
     def __init__(self, name: str, config: Config) -> None:
         tuning: dict[str, Any] = {}
         if config.parts is not None:
-            tuning["_tuning"] = {"parts": config.parts}
+            tuning["parts"] = config.parts
         size = dist.get_world_size()
         hosts = [rank * config.hosts // size for rank in range(size)]
-        self._state = zensync.State(scheme=name, hosts=hosts, **tuning)
+        with tuned(**tuning):
+            self._state = zensync.State(scheme=name, hosts=hosts)
         self._tensor = torch.empty(0)
         self._key = ""
 

@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import replace
 from typing import Any
 
 from .config import Config
 from .launcher import require_cases, steps_of, with_tokens
 from .options import Place
-from .worker import run_rank
 
 
 def world() -> tuple[int, int] | None:
@@ -26,6 +24,8 @@ def world() -> tuple[int, int] | None:
 
 def run(config: Config, place: Place, rank: int) -> tuple[list[dict[str, Any]], int]:
     """Rows (on rank 0) and the number of wrong elements (on every rank)."""
+    from .worker import run_rank  # not earlier: it is a program as well, which must be fresh then
+
     if config.transport is not None:
         os.environ["ZENSYNC_TRANSPORT"] = config.transport
     # Every rank prepares: those of one machine may race, but a file appears whole or not at all.
@@ -43,7 +43,7 @@ def run(config: Config, place: Place, rank: int) -> tuple[list[dict[str, Any]], 
         else:
             done += 1
 
-    wrong = run_rank(replace(config), rank, tell)
+    wrong = run_rank(config, rank, tell)
     return rows, wrong
 
 

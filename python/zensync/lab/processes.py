@@ -23,9 +23,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Self
 
-from zensync.lab.slow_net import SIGNALS, SlowNet, leave
+from zensync.lab.slow_net import PORT, SIGNALS, SlowNet, leave
 
-_PORT = 29500  # inside the slow network, where nobody else listens
 _POLL_S = 0.2
 _STOP_S = 5.0
 _LOG_LINES = 15
@@ -81,7 +80,7 @@ class Ranks:
         self._ranks = ranks
         self._folder = folder
         self._net = net
-        self._port = _PORT if net else _free_port()
+        self._port = PORT if net else _free_port()
         self._children: list[subprocess.Popen[str]] = []
         self._events: queue.Queue[dict[str, Any]] = queue.Queue()
 

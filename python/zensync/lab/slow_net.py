@@ -13,6 +13,7 @@ raises `SlowNetError` with the text of the command that failed.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -26,8 +27,10 @@ from types import FrameType, TracebackType
 from typing import Any, Self
 
 INTERFACE = "zs0"  # the one network card of every host
+PORT = 29500  # where ranks meet; nobody else listens inside
 _SUBNET = "10.213.77"
 _MAX_HOSTS = 200
+_KILL_ROUNDS = 5
 _NAME = re.compile(r"zs(\d+)-(\d+)-([a-z0-9]+)-(?:h\d+|br)")
 SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 # hostname may be missing or forbidden: the command runs all the same.
@@ -82,14 +85,24 @@ def _namespaces() -> list[str]:
     return [line.split()[0] for line in _call(["ip", "netns", "list"]).splitlines() if line]
 
 
+def _kill_inside(name: str) -> bool:
+    """Whether there was a process to kill."""
+    try:
+        found = [int(pid) for pid in _call(["ip", "netns", "pids", name]).split()]
+    except SlowNetError:
+        return False
+    others = [pid for pid in found if pid != os.getpid()]
+    for pid in others:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    return bool(others)
+
+
 def _delete_namespace(name: str) -> None:
     """Ends what still runs in the namespace (its owner started it), then removes it."""
-    try:
-        for pid in _call(["ip", "netns", "pids", name]).split():
-            if int(pid) != os.getpid():
-                os.kill(int(pid), signal.SIGKILL)
-    except (SlowNetError, ProcessLookupError):
-        pass
+    for _ in range(_KILL_ROUNDS):  # a process may have forked meanwhile
+        if not _kill_inside(name):
+            break
     try:
         _call(["ip", "netns", "delete", name])
     except SlowNetError:
@@ -245,6 +258,33 @@ class SlowNet:
             "ZS_HOST": str(host),
             "ZS_HOSTS": str(self.hosts),
         }
+
+    def rank_environment(self, host: int, local_rank: int, ranks_per_host: int) -> dict[str, str]:
+        """As `environment`, for one of several ranks of a host; ranks are counted host by host."""
+        if not 0 <= local_rank < ranks_per_host:
+            raise SlowNetError(f"local rank {local_rank} of {ranks_per_host}")
+        rank = host * ranks_per_host + local_rank
+        return self.environment(host) | {
+            "MASTER_PORT": str(PORT),
+            "ZS_RANK": str(rank),
+            "RANK": str(rank),
+            "LOCAL_RANK": str(local_rank),
+            "WORLD_SIZE": str(self.hosts * ranks_per_host),
+        }
+
+    def set_link(self, host: int, up: bool, *, silent: bool = False) -> None:
+        """Breaks a host's link, or mends it, however it was broken. Idempotent.
+
+        Address, queue and counters of the host's card stay. Down: the card loses its carrier, as
+        with a cable pulled. silent: the card sees nothing, but all that it sends is dropped behind
+        it, and nothing comes; nobody is told (no reset), as when a machine loses power.
+        """
+        self.namespace(host)  # which refuses a host that is not there
+        port = ["ip", "-n", self._bridge, "link", "set", f"p{host}"]
+        if up:
+            _call([*port, "up", "master", "br0"])
+        else:
+            _call([*port, *(["nomaster"] if silent else ["down"])])
 
     def counters(self, host: int) -> Counters:
         """What the host's card has moved since the network was made."""
