@@ -4,7 +4,7 @@ SHELL := /bin/bash
 BIN := .venv/bin
 DEMO_ARGS ?=
 
-.PHONY: help setup demo test test-all ref asan-ubsan tsan format clang-tidy wheel clean
+.PHONY: help setup demo test test-all test-slow ref asan-ubsan tsan format clang-tidy wheel clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
@@ -19,7 +19,10 @@ test: setup  ## C++ and Python tests, types, style
 	@scripts/test.sh
 
 test-all: export ZENSYNC_TEST_FACTOR = 10
-test-all: test ref asan-ubsan tsan  ## test, with more cases; C++ tests without SIMD, under sanitizers
+test-all: test test-slow ref asan-ubsan tsan  ## test, with more cases; C++ tests without SIMD, under sanitizers
+
+test-slow: setup  ## Python tests of ten seconds or more (ranks and links that are silent)
+	@$(BIN)/python -m pytest -m slow
 
 ref: setup  ## C++ tests with the reference kernels only
 	@export PATH="$(CURDIR)/$(BIN):$$PATH"; \
