@@ -18,12 +18,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import zensync
 from forking import POLL_S, Forks, Me, Setup, all_pids, poll, state_of, write
 from ranks import free_port
 
 TRANSPORTS = ("native", "torch")
+
+
+def on_both(cases: Iterable[Any], quick: Iterable[Any] = ()) -> list[Any]:
+    """Parameters (transport, *case). Over torch those not in `quick` are slow ones: they show what
+    the native ones show, and the default run stays short."""
+    quick = list(quick)
+    params = []
+    for case in cases:
+        values = case if isinstance(case, tuple) else (case,)
+        params.append(pytest.param("native", *values))
+        marks = () if case in quick else pytest.mark.slow
+        params.append(pytest.param("torch", *values, marks=marks))
+    return params
 
 
 def bound(seconds: float) -> float:

@@ -13,11 +13,11 @@ import pytest
 import torch
 import zensync
 from failing import (
-    TRANSPORTS,
     Ranks,
     Setup,
     add_up,
     bound,
+    on_both,
     outcome_of,
     poll,
     require_same,
@@ -28,7 +28,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 END_S = 5.0
 CTRL_C = (-signal.SIGINT, 130, 1)  # as Python ends by it; 1 where it met an error on its way
-both_transports = pytest.mark.parametrize("transport", TRANSPORTS)
 
 
 def require_ends(ends, codes, since):
@@ -90,8 +89,9 @@ def body_raises(me, where):
         raise
 
 
-@both_transports
-@pytest.mark.parametrize("where", ["backward", "between", "in flight"])
+@pytest.mark.parametrize(
+    ("transport", "where"), on_both(["backward", "between", "in flight"], ["backward"])
+)
 def test_an_exception_on_one_rank_ends_all(transport, where):
     with Ranks(3, body_raises, where, setup=Setup(transport, destroy=False)) as ranks:
         (raised_at,) = ranks.await_mark("raised", [1])
@@ -118,8 +118,9 @@ def body_interrupted(me, where):
     until_told(me, state, full=where == "dense")
 
 
-@both_transports
-@pytest.mark.parametrize("where", ["sparse", "dense", "ddp", "alone"])
+@pytest.mark.parametrize(
+    ("transport", "where"), on_both(["sparse", "dense", "ddp", "alone"], ["sparse", "dense"])
+)
 def test_ctrl_c_on_all_ranks(transport, where):
     with Ranks(3, body_interrupted, where, setup=Setup(transport, destroy=False)) as ranks:
         ranks.await_mark("busy")
@@ -130,8 +131,7 @@ def test_ctrl_c_on_all_ranks(transport, where):
     assert any("KeyboardInterrupt" in end.error for end in ends.values())
 
 
-@both_transports
-@pytest.mark.parametrize("where", ["sparse", "dense", "ddp"])
+@pytest.mark.parametrize(("transport", "where"), on_both(["sparse", "dense", "ddp"], ["sparse"]))
 def test_ctrl_c_on_one_rank(transport, where):
     with Ranks(3, body_interrupted, where, setup=Setup(transport, destroy=False)) as ranks:
         ranks.await_mark("busy")
@@ -160,9 +160,10 @@ def body_in_flight(me, full, together):
     return outcome_of(lambda: add_up(me, state, 1, full=full))
 
 
-@both_transports
-@pytest.mark.parametrize("full", [False, True])
-@pytest.mark.parametrize("together", [False, True])
+@pytest.mark.parametrize(
+    ("transport", "full", "together"),
+    on_both([(False, False), (True, False), (False, True), (True, True)], [(True, False)]),
+)
 def test_exit_with_jobs_in_flight(transport, full, together):
     setup = Setup(transport, destroy=False)
     with Ranks(3, body_in_flight, full, together, setup=setup) as ranks:
@@ -176,7 +177,7 @@ def test_exit_with_jobs_in_flight(transport, full, together):
         require_same(others, ["PeerLostError"], culprit=0)
 
 
-@both_transports
+@pytest.mark.parametrize("transport", on_both([()]))
 def test_exit_while_a_peer_is_stopped(transport):
     """Nobody reads what the leaving rank sends."""
     with Ranks(2, body_in_flight, True, False, setup=Setup(transport, destroy=False)) as ranks:
@@ -213,8 +214,7 @@ def body_forks(me, how):
     me.mark("ends")
 
 
-@both_transports
-@pytest.mark.parametrize("how", ["ends", "uses", "outlives"])
+@pytest.mark.parametrize(("transport", "how"), on_both(["ends", "uses", "outlives"], ["uses"]))
 def test_forks_beside_a_state(transport, how):
     with Ranks(2, body_forks, how, setup=Setup(transport)) as ranks:
         ends = ranks.end()

@@ -10,7 +10,17 @@ import pytest
 import torch
 import torch.distributed as dist
 import zensync
-from failing import TRANSPORTS, Ranks, Setup, add_up, outcome_of, require_same, table, total
+from failing import (
+    TRANSPORTS,
+    Ranks,
+    Setup,
+    add_up,
+    on_both,
+    outcome_of,
+    require_same,
+    table,
+    total,
+)
 
 TURNS = 30
 both_transports = pytest.mark.parametrize("transport", TRANSPORTS)
@@ -62,9 +72,12 @@ def body_other_order(me, how):
             assert torch.equal(tensor, total(range(me.size), turn + which, full)), (turn, which)
 
 
-@both_transports
-@pytest.mark.parametrize("how", ["sparse", "dense", "threads"])
-@pytest.mark.parametrize("size", [2, 3])
+ORDERS = [(how, size) for how in ("sparse", "dense", "threads") for size in (2, 3)]
+
+
+@pytest.mark.parametrize(
+    ("transport", "how", "size"), on_both(ORDERS, [("sparse", 2), ("dense", 2), ("threads", 3)])
+)
 def test_two_states_in_another_order_on_each_rank(transport, how, size):
     with Ranks(size, body_other_order, how, setup=Setup(transport)) as ranks:
         ranks.values()
