@@ -71,6 +71,17 @@ class Me:
         poll(lambda: self.told(name), timeout_s, f"rank {self.rank} was not told {name}")
 
 
+class _Keeper(logging.Handler):
+    """Keeps the texts of warnings."""
+
+    def __init__(self, texts: list[str]) -> None:
+        super().__init__(logging.WARNING)
+        self._texts = texts
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._texts.append(record.getMessage())
+
+
 def poll(ready: Callable[[], bool], timeout_s: float, what: str) -> None:
     until = time.monotonic() + timeout_s
     while not ready():
@@ -139,9 +150,7 @@ def _run_rank(path: Path) -> None:
             assert ctypes.CDLL(None).setns(namespace.fileno(), _CLONE_NEWNET) == 0
     torch.set_num_threads(1)
     me = Me(job["rank"], job["size"], path.parent)
-    watch = logging.Handler(logging.WARNING)
-    watch.emit = lambda record: me.warnings.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("zensync").addHandler(watch)
+    logging.getLogger("zensync").addHandler(_Keeper(me.warnings))
     end: dict[str, Any] = {"value": None, "error": None, "warnings": me.warnings}
     try:
         if setup.group:

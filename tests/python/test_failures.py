@@ -1,16 +1,12 @@
-"""The failure protocol: ranks that are gone, that disagree, that are silent or slow.
+"""The failure protocol: ranks that are gone, and ranks that disagree.
 
 Whoever is left names the same culprit within the bounds, and a failed State refuses jobs until it
-is made anew.
-
-The long ones, with the thresholds at their defaults, are in test_failures_slow.py; how processes
-end is in test_failures_exit.py.
+is made anew. Silent and slow ranks are in test_failures_silent.py (and, with the thresholds at
+their defaults, in test_failures_slow.py); how processes end is in test_failures_exit.py.
 """
 
-import ctypes
 import os
 import signal
-import time
 
 import pytest
 import torch
@@ -37,7 +33,6 @@ from torch.utils.data import DataLoader, Dataset
 GONE_S = 10.0
 MISMATCH_S = 2.0
 AT_ONCE_S = 1.0
-SILENCE = ("PeerLostError", "DeadlineError")  # of a rank that says nothing any more
 both_transports = pytest.mark.parametrize("transport", TRANSPORTS)
 
 
@@ -258,97 +253,6 @@ def test_ranks_that_disagree_in_settings(transport):
         require_mismatches(ranks.values(timeout_s=120), [str(pair) for pair in SETTINGS])
 
 
-# ---- silent, and slow
-
-
-def body_sums(me, options):
-    """What ended the sums, or None and their number."""
-    state = zensync.State(**options)
-    turns = []
-    outcome = outcome_of(lambda: turns.append(until_told(me, state)))
-    me.mark("over")
-    state.close()
-    return outcome, turns
-
-
-@both_transports
-def test_a_short_stop_goes_unnoticed(transport):
-    with Ranks(3, body_sums, {"silent_after_s": 8}, setup=Setup(transport)) as ranks:
-        ranks.await_mark("busy")
-        ranks.signal(1, signal.SIGSTOP)
-        time.sleep(3)  # the test's subject
-        ranks.signal(1, signal.SIGCONT)
-        ranks.tell("finish")
-        ends = ranks.end()
-    for end in ends.values():
-        assert end.code == 0, end
-        assert end.value[0].kind is None, end
-        assert end.warnings == [], end
-    assert len({end.value[1][0] for end in ends.values()}) == 1
-
-
-@both_transports
-def test_silence_for_good_is_an_error_and_who_comes_back_hears_of_it(transport):
-    options = {"silent_after_s": 3, "scheme": "balanced"}
-    with Ranks(3, body_sums, options, setup=Setup(transport)) as ranks:
-        ranks.await_mark("busy")
-        stopped_at = ranks.signal(1, signal.SIGSTOP)
-        survivors = {rank: value[0] for rank, value in ranks.values([0, 2]).items()}
-        back_at = ranks.signal(1, signal.SIGCONT)
-        back = {1: ranks.values([1])[1][0]}
-    until = stopped_at + 3 + bound(GONE_S)
-    require_same(survivors, SILENCE, culprit=1, until=until)
-    assert all(outcome.at > stopped_at + 2.5 for outcome in survivors.values()), survivors
-    require_same(back, [survivors[0].kind], culprit=1, until=back_at + bound(GONE_S))
-
-
-def body_stall(me, scheme):
-    """Rank 1 computes for longer than silent_after_s and lets no other Python thread run."""
-    state = zensync.State(scheme=scheme, silent_after_s=1.5)
-    full = scheme == "dense"
-    add_up(me, state, 0, full=full)
-    if me.rank == 1:
-        ctypes.PyDLL(None).sleep(4)  # holds the GIL
-    return outcome_of(lambda: [add_up(me, state, turn, full=full) for turn in (1, 2)])
-
-
-@both_transports
-def test_a_busy_rank_is_slow_not_dead(transport):
-    setup = Setup(transport)
-    with (
-        Ranks(3, body_stall, "auto", setup=setup) as sparse,
-        Ranks(3, body_stall, "dense", setup=setup) as dense,
-    ):
-        for rank, end in [*sparse.end().items(), *dense.end().items()]:
-            assert end.code == 0, end
-            assert end.value.kind is None, end
-            assert rank == 1 or end.value.seconds > 3, end  # they did wait
-            assert end.warnings == [], end
-
-
-def body_deadline(me):
-    state = zensync.State(deadline_s=2, silent_after_s=30)
-    add_up(me, state, 0)
-    if me.rank == 1:
-        me.await_told("late")
-    outcome = outcome_of(lambda: add_up(me, state, 1))
-    me.mark("over")
-    return outcome
-
-
-@both_transports
-def test_who_does_not_come_is_named_at_the_deadline(transport):
-    with Ranks(3, body_deadline, setup=Setup(transport)) as ranks:
-        ranks.await_mark("over", [0, 2])
-        ranks.tell("late")
-        outcomes = ranks.values()
-    require_same(outcomes, ["DeadlineError"], culprit=1)
-    for rank in (0, 2):
-        assert 1.9 < outcomes[rank].seconds < 2 + bound(5.0), outcomes
-        assert "weights" in f"{outcomes[rank].tensor} {outcomes[rank].message}"
-    assert outcomes[1].seconds < bound(AT_ONCE_S)
-
-
 # ---- that these checks can fail
 
 
@@ -376,6 +280,10 @@ def body_wrong_sum(me):
     add_up(me, zensync.State(), turn=0 if me.rank else 1)
 
 
+def body_endless(me):
+    until_told(me, zensync.State())
+
+
 def body_ends(me):
     me.mark("here")
     os._exit(3)
@@ -391,7 +299,7 @@ def test_controls_of_the_processes():
             ranks.values()
         with pytest.raises(AssertionError, match="before it reached there"):
             ranks.await_mark("there")
-    with Ranks(1, body_sums, {}, setup=Setup()) as ranks:
+    with Ranks(1, body_endless, setup=Setup()) as ranks:
         ranks.await_mark("busy")
         with pytest.raises(AssertionError, match=r"(?s)did not end.*until_told"):
             ranks.end(timeout_s=0.1)
