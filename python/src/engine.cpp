@@ -86,6 +86,11 @@ Result<Opened> open_all(const NativeMeshOptions& mesh, const OpenOptions& option
   auto driver = open_native_mesh(mesh, *rendezvous);
   if (!driver.ok()) return driver.error();
   opened.driver = std::move(driver.value());
+  if (!options.faults.empty()) {
+    FaultPlan plan;
+    plan.faults = options.faults;
+    opened.driver = make_faulty(std::move(opened.driver), std::move(plan));
+  }
   ControlOptions wanted;
   wanted.mesh = mesh;
   wanted.mesh.name += "/control";

@@ -68,6 +68,10 @@ Status set_option(OpenOptions& parsed, const std::string& key, nb::handle value)
     parsed.address = nb::cast<std::string>(value);
   } else if (key == "hosts") {
     parsed.host_id = nb::cast<std::string>(value);
+  } else if (key == "faults") {
+    Result<FaultPlan> plan = parse_faults(nb::cast<std::string>(value));
+    if (!plan.ok()) return plan.error();
+    parsed.faults = std::move(plan.value().faults);
   } else if (key == "codec") {
     return set_codec(parsed.engine.wire, nb::cast<std::string>(value));
   } else if (key == "partition") {

@@ -5,7 +5,9 @@
 #include <nanobind/nanobind.h>
 
 #include <string>
+#include <vector>
 
+#include "zensync/driver/faulty.hpp"
 #include "zensync/driver/native_mesh.hpp"
 #include "zensync/engine/engine.hpp"
 
@@ -21,6 +23,7 @@ struct OpenOptions {
   std::chrono::milliseconds beat{1000};
   std::chrono::milliseconds warn_after{10000};
   std::chrono::milliseconds silent_after{60000};
+  std::vector<Fault> faults;  ///< what this rank is to do wrong, for tests
   /// Settings that every rank must share, as text.
   std::string settings() const;
 };

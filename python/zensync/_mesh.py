@@ -12,7 +12,7 @@ import socket
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch.distributed as dist
@@ -28,23 +28,6 @@ _LOOPBACK = "127.0.0.1"
 
 _locks: weakref.WeakKeyDictionary[dist.ProcessGroup, threading.RLock] = weakref.WeakKeyDictionary()
 _locks_lock = threading.Lock()
-
-
-_tuning: dict[str, Any] = {}
-
-
-@contextlib.contextmanager
-def tuned(**options: Any) -> Iterator[None]:
-    """For comparisons: engine options (`parts`, `codec`, …) of the States made inside.
-
-    All ranks make them with equal ones, or MismatchError. Not safe to share between threads.
-    """
-    _tuning.update(options)
-    try:
-        yield
-    finally:
-        for name in options:
-            del _tuning[name]
 
 
 def lock_of(group: dist.ProcessGroup) -> threading.RLock:
@@ -124,7 +107,7 @@ def _open_at_last(
     while True:
         attempt = Attempt(store, rank, size)
         try:
-            options = {**choose(), **_tuning}
+            options = choose()
             deadline_s = options["deadline_s"] or timeout_s
             until = min(until, time.monotonic() + deadline_s)
             options = {**options, "deadline_s": deadline_s, "name": attempt.prefix}

@@ -50,7 +50,7 @@ def fault(kind, exchange, peer):
 
 def sums(me, scheme, faults, deadline_s=20.0):
     """The first error of some sums on a State of their own; right sums are checked on the way."""
-    state = zensync.State(scheme=scheme, deadline_s=deadline_s, _faults=faults)
+    state = zensync.State(scheme=scheme, deadline_s=deadline_s, _tuning={"faults": faults})
     full = scheme == "dense"
     outcome = outcome_of(lambda: [add_up(me, state, turn, full=full) for turn in range(JOBS)])
     state.close()
@@ -161,7 +161,7 @@ def die_everywhere(transport, scheme, victims, exchanges):
         for victim in victims:
             for exchange in exchanges:
                 for after in (0, 1):
-                    words = f"die:exchange={exchange},after={after}"
+                    words = f"die:exchange={exchange},after={after},how=signal"
                     setup = Setup(transport)
                     ranks = Ranks(3, body_die, scheme, victim, words, setup=setup)
                     running.append((stack.enter_context(ranks), victim, exchange == 0))

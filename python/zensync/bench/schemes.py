@@ -13,7 +13,6 @@ import torch.distributed as dist
 
 import zensync
 
-from .._mesh import tuned
 from .config import BROKEN_SCHEME, OUR_SCHEMES, Config
 from .inputs import Workload
 
@@ -40,8 +39,7 @@ class _Zensync:
             tuning["parts"] = config.parts
         size = dist.get_world_size()
         hosts = [rank * config.hosts // size for rank in range(size)]
-        with tuned(**tuning):
-            self._state = zensync.State(scheme=name, hosts=hosts)
+        self._state = zensync.State(scheme=name, hosts=hosts, _tuning=tuning)
         self._tensor = torch.empty(0)
         self._key = ""
 

@@ -1,6 +1,6 @@
 // A decorator that does wrong what it is told to: delays, damages, repeats, swaps or drops what one
 // rank sends, or lets the rank die; and the plan that says so, as data and as text.
-// Place: driver, level 4; for tests, and for drills of a running job (`zensync chaos`).
+// Place: driver, level 4; for tests.
 // Owner: it owns the inner driver, and copies of the messages that it changes, for as long as
 // scheme/exchange.hpp demands. What this rank receives is never touched.
 // Threads: those of the inner driver. The functions of a plan are called on the driver's thread.
