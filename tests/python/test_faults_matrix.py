@@ -45,7 +45,8 @@ both_transports = pytest.mark.parametrize("transport", TRANSPORTS)
 
 
 def fault(kind, exchange, peer):
-    return f"{kind}:exchange={exchange},peer={peer}{KINDS[kind][0]}"
+    whom = "" if kind == "delay" else f",peer={peer}"
+    return f"{kind}:exchange={exchange}{whom}{KINDS[kind][0]}"
 
 
 def sums(me, scheme, faults, deadline_s=20.0):
