@@ -8,9 +8,11 @@
 #include "engine.hpp"
 #include "errors.hpp"
 #include "job.hpp"
+#include "link_driver.hpp"
 #include "loopback.hpp"
 #include "tensors.hpp"
 #include "timing.hpp"
+#include "torch_driver.hpp"
 #include "zensync/base/env.hpp"
 #include "zensync/kernels/kernels.hpp"
 
@@ -20,7 +22,7 @@ namespace zensync::python {
 namespace {
 
 // Drivers of this build, as their `name()` begins.
-constexpr std::array<const char*, 3> kDrivers = {"native", "loopback", "counting"};
+constexpr std::array<const char*, 4> kDrivers = {"native", "torch", "loopback", "counting"};
 
 nb::str to_str(std::string_view text) { return nb::str(text.data(), text.size()); }
 
@@ -64,6 +66,8 @@ NB_MODULE(_core, module) {
   bind_engine(module);
   bind_loopback(module);
   bind_timing(module);
+  bind_torch_driver(module);
+  bind_link_driver(module);
   module.def("info", &info);
   module.def("environment", &environment);
 }

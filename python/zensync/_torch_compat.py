@@ -64,6 +64,40 @@ def make_gloo(store: dist.Store, rank: int, size: int, timeout_s: float) -> Any:
         torch.set_flush_denormal(flushes)
 
 
+def cpu_backend_name(group: dist.ProcessGroup) -> str | None:
+    """What the group's backend for CPU tensors is called in torch's registry; None: it has none."""
+    for entry in dist.get_backend_config(group).split(","):
+        device, _, name = entry.partition(":")
+        if device == "cpu":
+            return name.lower()
+    return None
+
+
+def make_backend(name: str, store: dist.Store, group: dist.ProcessGroup, timeout_s: float) -> Any:
+    """A backend of the kind `name`, other than Gloo, for the ranks of `group`, made as torch does
+    it, over keys of `store` that nobody else uses. A collective call. LookupError: not available.
+
+    Not `dist.new_group`, for the reasons of `make_gloo`.
+    """
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    timeout = timedelta(seconds=timeout_s)
+    ranks = dist.get_process_group_ranks(group)
+    plugin = dist.Backend._plugins.get(name.upper())
+    if plugin is not None and plugin.extended_api:
+        options: Any = distributed_c10d._DistributedBackendOptions()
+        options.store, options.timeout = store, timeout
+        options.group_rank, options.group_size = rank, size
+        options.group_id, options.global_ranks_in_group = "zensync", ranks
+        return plugin.creator_fn(options, None)
+    if plugin is not None:
+        return plugin.creator_fn(store, rank, size, timeout)
+    if name == "mpi" and dist.is_mpi_available():
+        return distributed_c10d.ProcessGroupMPI.create(ranks)
+    if name == "ucc" and dist.is_ucc_available():
+        return distributed_c10d.ProcessGroupUCC(store, rank, size, timeout=timeout)
+    raise LookupError("it is not built in and not registered, or for devices only")
+
+
 def start_all_reduce(gloo: Any, tensor: torch.Tensor, op: Any) -> Any:
     """Starts an all-reduce of a backend that `make_gloo` made."""
     options = dist.AllreduceOptions()

@@ -1,36 +1,19 @@
-// What all drivers do alike: the check of an Exchange's arguments and the wording of errors.
-// Place: driver, level 4, private. Pure functions; they hold nothing and may be called from any
-// thread. Every error made here carries `self` as the rank that saw it and the peer as the culprit.
+// What the drivers of this module share beyond driver/errors.hpp: the bound of a frame and lists of
+// ranks in texts. Place: driver, level 4, private. Pure; callable from any thread.
 #pragma once
 
 #include <cstdint>
 #include <string>
 #include <vector>
 
-#include "zensync/base/result.hpp"
-#include "zensync/scheme/exchange.hpp"
+#include "zensync/driver/errors.hpp"
 
 namespace zensync::driver {
 
 /// The longest message that a frame can announce: 48 bits.
 inline constexpr std::uint64_t kMaxMessageBytes = (std::uint64_t{1} << 48) - 1;
 
-/// kInvalid when a peer is this rank or no rank at all, a Recv has no Buffer, or a message is too
-/// long.
-Status check_exchange(const Exchange& exchange, Rank self, int size);
-
 /// "rank 3", "ranks 1, 4, 5"; sorts and drops duplicates.
 std::string list_ranks(std::vector<int> ranks);
-
-/// kDeadline; `delivering` have not sent what is awaited, `taking` have not read what was sent.
-Error deadline_error(Rank self, const std::vector<int>& delivering, const std::vector<int>& taking);
-
-Error lost_error(Rank self, Rank peer, const std::string& how);
-
-Error too_long_error(Rank self, Rank peer, std::uint64_t length_bytes,
-                     std::uint64_t capacity_bytes);
-
-/// `why`, with `self` as its rank when it names none.
-Error reported_by(Rank self, Error why);
 
 }  // namespace zensync::driver

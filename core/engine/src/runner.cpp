@@ -55,6 +55,7 @@ Runner::Runner(Driver& driver, const EngineOptions& options, Control* control)
   plan_options_.scheme = options.scheme;
   plan_options_.max_bytes = options.max_bytes;
   plan_options_.parts = options.parts;
+  plan_options_.overlap = options.overlap;
 }
 
 Status Runner::run(JobState& job) {

@@ -72,6 +72,7 @@ std::uint64_t choose_chunk_count(const TensorSpec& spec, int size, const TensorS
   const double push = known ? per_elem * largest(state.counts.units) : kGuessedDensity * dense;
   const double wanted = pull / size / kPullBytes;
   auto chunks = static_cast<std::uint64_t>(std::clamp(wanted, 1.0, double{kMaxChunks}));
+  if (!options.overlap) chunks = 1;
   if (options.max_bytes != 0) {
     // Own push twice, all pushes received, own pull twice, all pulls received; nothing known: all
     // dense.

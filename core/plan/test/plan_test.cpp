@@ -281,6 +281,10 @@ TEST(Chunks, EqualSlotsWithoutAHistogramAndOneWhenAsked) {
   ASSERT_GT(plan.chunk_ends.size(), 1U);
   const double wanted = 1e7 / plan.chunk_ends.size();
   EXPECT_NEAR(static_cast<double>(plan.chunk_ends[0]), wanted, 2);
+  options.overlap = false;
+  EXPECT_EQ(make_plan(spec, 8, TensorState(), options).chunk_ends.size(), 1U);
+  options.max_bytes = 200'000'000;  // six times 320 MB is wanted where nothing is known
+  EXPECT_EQ(make_plan(spec, 8, TensorState(), options).chunk_ends.size(), 10U);
   options.single_chunk = true;
   EXPECT_EQ(make_plan(spec, 8, TensorState(), options).chunk_ends.size(), 1U);
 }

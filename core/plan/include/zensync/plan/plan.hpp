@@ -33,6 +33,7 @@ struct PlanOptions {
   double to_sparse_below = 0.10;
   bool single_chunk = false;
   std::uint64_t parts = 0;  ///< units per row where it divides the row; 0: as the counts advise
+  bool overlap = true;  ///< more chunks than `max_bytes` asks for, to overlap computing and sending
 };
 
 /// What is remembered of one tensor between jobs; equal on all ranks.
