@@ -20,6 +20,7 @@
 #include "options.hpp"
 #include "rendezvous.hpp"
 #include "tensors.hpp"
+#include "torch_driver.hpp"
 #include "zensync/driver/loopback.hpp"
 #include "zensync/driver/native_mesh.hpp"
 
@@ -76,6 +77,18 @@ struct Opened {
   std::unique_ptr<Control> control;  ///< null where there is one rank
 };
 
+// What `open_link` raises, its caller in Python keeps and raises again.
+Result<std::unique_ptr<Driver>> open_torch(const NativeMeshOptions& mesh,
+                                           const OpenOptions& options, const Control& control) {
+  nb::gil_scoped_acquire gil;
+  try {
+    return make_torch_driver(mesh.rank, mesh.size, control.topology(), options.open_link());
+  } catch (const std::exception& why) {
+    return make_error(ErrorKind::kPeerLost,
+                      std::string("the torch driver could not be opened: ") + why.what());
+  }
+}
+
 Result<Opened> open_all(const NativeMeshOptions& mesh, const OpenOptions& options,
                         const std::shared_ptr<Rendezvous>& rendezvous) {
   Opened opened;
@@ -83,7 +96,20 @@ Result<Opened> open_all(const NativeMeshOptions& mesh, const OpenOptions& option
     opened.driver = std::move(make_loopback(1).front());
     return opened;
   }
-  auto driver = open_native_mesh(mesh, *rendezvous);
+  // First of all the control connections: there ranks find out that their settings differ, the
+  // transport among them, before they wait for each other in ways that cannot be ended.
+  ControlOptions wanted;
+  wanted.mesh = mesh;
+  wanted.mesh.name += "/control";
+  wanted.beat = options.beat;
+  wanted.warn_after = options.warn_after;
+  wanted.silent_after = options.silent_after;
+  wanted.has_connections = options.control;
+  auto control = open_control(wanted, rendezvous);
+  if (!control.ok()) return control.error();
+  opened.control = std::move(control.value());
+  auto driver = options.open_link.is_valid() ? open_torch(mesh, options, *opened.control)
+                                             : open_native_mesh(mesh, *rendezvous);
   if (!driver.ok()) return driver.error();
   opened.driver = std::move(driver.value());
   if (!options.faults.empty()) {
@@ -91,15 +117,6 @@ Result<Opened> open_all(const NativeMeshOptions& mesh, const OpenOptions& option
     plan.faults = options.faults;
     opened.driver = make_faulty(std::move(opened.driver), std::move(plan));
   }
-  ControlOptions wanted;
-  wanted.mesh = mesh;
-  wanted.mesh.name += "/control";
-  wanted.beat = options.beat;
-  wanted.warn_after = options.warn_after;
-  wanted.silent_after = options.silent_after;
-  auto control = open_control(wanted, rendezvous);
-  if (!control.ok()) return control.error();
-  opened.control = std::move(control.value());
   return opened;
 }
 

@@ -68,10 +68,15 @@ Status set_option(OpenOptions& parsed, const std::string& key, nb::handle value)
     parsed.address = nb::cast<std::string>(value);
   } else if (key == "hosts") {
     parsed.host_id = nb::cast<std::string>(value);
+  } else if (key == "control") {
+    parsed.control = nb::cast<bool>(value);
   } else if (key == "faults") {
     Result<FaultPlan> plan = parse_faults(nb::cast<std::string>(value));
     if (!plan.ok()) return plan.error();
     parsed.faults = std::move(plan.value().faults);
+  } else if (key == "open_link") {
+    parsed.open_link = nb::borrow(value);
+    parsed.engine.overlap = false;  // an exchange costs milliseconds there
   } else if (key == "codec") {
     return set_codec(parsed.engine.wire, nb::cast<std::string>(value));
   } else if (key == "partition") {
@@ -111,6 +116,7 @@ std::string OpenOptions::settings() const {
          " parts=" + std::to_string(engine.parts) +
          " codec=" + std::string(kCodecs[static_cast<std::size_t>(engine.wire.codec)]) +
          " partition=" + (engine.wire.partition == PartitionKind::kRange ? "range" : "rotation") +
+         " transport=" + (open_link.is_valid() ? "torch" : "native") +
          " verify=" + (engine.wire.verify ? "1" : "0");
 }
 

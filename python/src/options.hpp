@@ -23,14 +23,16 @@ struct OpenOptions {
   std::chrono::milliseconds beat{1000};
   std::chrono::milliseconds warn_after{10000};
   std::chrono::milliseconds silent_after{60000};
-  std::vector<Fault> faults;  ///< what this rank is to do wrong, for tests
+  bool control = true;         ///< whether there are control connections
+  std::vector<Fault> faults;   ///< what this rank is to do wrong, for tests
+  nanobind::object open_link;  ///< gives the torch driver's link; none: the native mesh
   /// Settings that every rank must share, as text.
   std::string settings() const;
 };
 
-/// `options` may have: name, address, scheme, max_bytes, deadline_s, verify, hosts, timeout_s, and,
-/// for tests and comparisons, codec, partition and parts (of a row); None means "not given".
-/// ZENSYNC_VERIFY overrides `verify`. Errors: kInvalid, kUnsupported. Needs the GIL.
+/// `options` may have: name, address, scheme, max_bytes, deadline_s, verify, hosts, timeout_s,
+/// open_link and, for tests and comparisons, codec, partition and parts (of a row); None means "not
+/// given". ZENSYNC_VERIFY overrides `verify`. Errors: kInvalid, kUnsupported. Needs the GIL.
 Result<OpenOptions> parse_options(const nanobind::dict& options);
 
 /// Seconds as milliseconds, at least 1.

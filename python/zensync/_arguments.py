@@ -31,6 +31,17 @@ def require_environment() -> None:
         raise UnsupportedError(problem)
 
 
+_LEAST_SILENCE_S = 3.0  # three heartbeats: a busy machine delays one or two
+
+
+def require_silence(value: Any) -> float | None:
+    """`silent_after_s` if it is long enough to tell a late heartbeat from none. Error if not."""
+    seconds = require_seconds("silent_after_s", value)
+    if seconds is not None and seconds < _LEAST_SILENCE_S:
+        raise Error(f"silent_after_s= must be at least {_LEAST_SILENCE_S:g} s, not {value!r}")
+    return seconds
+
+
 def require_module(module: Any) -> None:
     """Error unless `module` is None or a torch.nn.Module."""
     if module is not None and not isinstance(module, torch.nn.Module):

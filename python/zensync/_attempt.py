@@ -51,6 +51,14 @@ class PeerFailed(Exception):  # noqa: N818
         self.error = error
 
 
+class UnreachableError(Exception):
+    """Ranks cannot be connected in the way that was tried; `error` says so in words."""
+
+    def __init__(self, error: Error) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
 class Attempt:
     """The next attempt of this rank. `prefix`: for keys that no other attempt has."""
 
@@ -67,6 +75,14 @@ class Attempt:
     def is_missing(self) -> bool:
         """Whether this attempt failed because (also) this rank had not come."""
         return self._rank in (self._note() or {}).get("missing", ())
+
+    def is_unreachable(self) -> bool:
+        """Whether this attempt failed because ranks could not connect to each other."""
+        return bool((self._note() or {}).get("unreachable"))
+
+    def why(self) -> str:
+        """What the note says; empty if there is none."""
+        return str((self._note() or {}).get("message", ""))
 
     def check(self) -> None:
         """PeerFailed if some rank has left a note."""
@@ -88,8 +104,21 @@ class Attempt:
                 f"not all ranks had their connections within {timeout_s:.3g} s", rank=self._rank
             )
 
+    def first_error(self, own: Error) -> Error:
+        """What all ranks call the failure: the words of the note, or this rank's own."""
+        try:
+            self.check()
+        except PeerFailed as first:
+            return first.error
+        except RuntimeError:  # of the store
+            pass
+        return own
+
     def fail(self, why: BaseException) -> None:
         """Leaves a note for the others, unless there is one. Raises nothing of the store's."""
+        unreachable = isinstance(why, UnreachableError)
+        if isinstance(why, UnreachableError):
+            why = why.error
         error = why if isinstance(why, Error) else None
         note = {
             "rank": self._rank,
@@ -97,6 +126,7 @@ class Attempt:
             "message": error.message if error else f"{type(why).__name__}: {why}".rstrip(": "),
             "culprit": self._rank if error is None or error.culprit is None else error.culprit,
             "missing": [],
+            "unreachable": unreachable,
         }
         with contextlib.suppress(RuntimeError):
             if isinstance(why, DeadlineError) or not isinstance(why, Exception):

@@ -149,7 +149,7 @@ def open_engine(
 
     options: name, address, scheme, max_bytes, deadline_s, verify, hosts, timeout_s,
     connect_timeout_s, beat_s, warn_after_s, silent_after_s, codec, partition,
-    parts, faults (see driver/faulty.hpp, for tests); None: not given.
+    parts, control, faults (see driver/faulty.hpp, for tests); None: not given.
     """
 
 def address_towards(host: str, port: int, interface_name: str = "") -> str | ErrorInfo: ...

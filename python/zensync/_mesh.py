@@ -7,24 +7,29 @@ ends the attempt of all (`_attempt.py`), and the next one has keys of its own.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import socket
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
-from . import _core, _torch_compat
-from ._attempt import Attempt, PeerFailed, poll
+from . import _core, _settings, _torch_compat, _torch_driver
+from ._attempt import Attempt, PeerFailed, UnreachableError, poll
 from ._dense import DenseGroup
-from .errors import Error, PeerLostError, raise_error
+from .errors import Error, MismatchError, PeerLostError, UnsupportedError, make_error, raise_error
 
 _DEFAULT_TIMEOUT_S = 1800.0
 _LAST_WAIT_S = 0.1  # for an engine that has had no job
 _LOOPBACK = "127.0.0.1"
+
+_CONNECT_TIMEOUT_S = 30.0  # once all ranks have come
+_logger = logging.getLogger("zensync")
 
 _locks: weakref.WeakKeyDictionary[dist.ProcessGroup, threading.RLock] = weakref.WeakKeyDictionary()
 _locks_lock = threading.Lock()
@@ -83,10 +88,39 @@ def own_address(store: dist.Store, interface_name: str) -> str:
     return raise_error(found)
 
 
-def open_mesh(
-    group: dist.ProcessGroup, choose: Callable[[], dict[str, Any]]
-) -> tuple[_core.Engine, DenseGroup]:
-    """Engine and dense group of one State. `choose` gives the engine's options (see _core.pyi);
+class Way(NamedTuple):
+    """One way to carry exchanges. control: whether there are control connections beside it."""
+
+    transport: str
+    control: bool = True
+
+    def describe(self) -> str:
+        """In words, for logs."""
+        if self.control:
+            return f"the {self.transport} transport"
+        return f"the {self.transport} transport without heartbeats: silence ends at deadline_s"
+
+
+def ways() -> tuple[Way, ...]:
+    """What is tried, in this order; the next only where ranks cannot connect to each other."""
+    native, torch = Way(_settings.TRANSPORT), Way(_settings.TORCH)
+    wanted = _core.environment()["transport"]
+    if wanted == _settings.TRANSPORT:
+        return (native,)
+    rest = (torch, Way(_settings.TORCH, control=False))
+    return rest if wanted == _settings.TORCH else (native, *rest)
+
+
+class Opened(NamedTuple):
+    """What a State has on the network."""
+
+    engine: _core.Engine
+    dense: DenseGroup
+    way: Way
+
+
+def open_mesh(group: dist.ProcessGroup, choose: Callable[[], dict[str, Any]]) -> Opened:
+    """What one State has. `choose` gives the engine's options (see _core.pyi);
     what it raises, the peers of this rank are told."""
     try:
         with lock_of(group):
@@ -97,13 +131,12 @@ def open_mesh(
         raise PeerLostError(f"the process group failed to connect: {why}") from why
 
 
-def _open_at_last(
-    group: dist.ProcessGroup, choose: Callable[[], dict[str, Any]]
-) -> tuple[_core.Engine, DenseGroup]:
+def _open_at_last(group: dist.ProcessGroup, choose: Callable[[], dict[str, Any]]) -> Opened:
     store = _torch_compat.group_store(group)
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     timeout_s = _torch_compat.group_timeout_s(group, _DEFAULT_TIMEOUT_S)
     until = time.monotonic() + timeout_s
+    left = deque(ways())
     while True:
         attempt = Attempt(store, rank, size)
         try:
@@ -111,13 +144,36 @@ def _open_at_last(
             deadline_s = options["deadline_s"] or timeout_s
             until = min(until, time.monotonic() + deadline_s)
             options = {**options, "deadline_s": deadline_s, "name": attempt.prefix}
-            return _Opening(attempt, store, (rank, size), until).run(options)
+            return _Opening(attempt, group, store, until).run(left[0], options)
         except PeerFailed as why:
+            if _goes_on(attempt, left):
+                continue
             if not attempt.is_missing() or time.monotonic() >= until:
                 raise why.error from None
+        except UnreachableError as why:
+            attempt.fail(why)
+            if not _goes_on(attempt, left):
+                raise why.error from None
+        except MismatchError as why:  # each rank saw a difference of its own
+            attempt.fail(why)
+            raise attempt.first_error(why) from None
         except BaseException as why:
             attempt.fail(why)
             raise
+
+
+def _goes_on(attempt: Attempt, left: deque[Way]) -> bool:
+    """Whether all ranks try the next way, because this attempt's could not be had; says so."""
+    if not attempt.is_unreachable() or len(left) < 2:
+        return False
+    failed = left.popleft()
+    _logger.warning(
+        "zensync: %s cannot be had: %s; trying %s",
+        failed.describe(),
+        attempt.why(),
+        left[0].describe(),
+    )
+    return True
 
 
 def refuse_mesh(group: dist.ProcessGroup, why: Error) -> None:
@@ -131,16 +187,17 @@ class _Opening:
     """One attempt, and the time until which it may take."""
 
     def __init__(
-        self, attempt: Attempt, store: dist.Store, place: tuple[int, int], until: float
+        self, attempt: Attempt, group: dist.ProcessGroup, store: dist.Store, until: float
     ) -> None:
-        self._attempt, self._store, self._until = attempt, store, until
-        self._rank, self._size = place
+        self._attempt, self._group, self._store, self._until = attempt, group, store, until
+        self._rank, self._size = dist.get_rank(group), dist.get_world_size(group)
+        self._raised: BaseException | None = None
 
-    def run(self, options: dict[str, Any]) -> tuple[_core.Engine, DenseGroup]:
+    def run(self, way: Way, options: dict[str, Any]) -> Opened:
         self._attempt.check()
-        engine = self._open_engine(options)
+        engine = self._open_engine(way, options)
         try:
-            return engine, self._open_dense(engine, options["deadline_s"])
+            return Opened(engine, self._open_dense(engine, options["deadline_s"]), way)
         except BaseException:
             engine.close(_LAST_WAIT_S)
             raise
@@ -148,7 +205,20 @@ class _Opening:
     def _left_s(self) -> float:
         return max(self._until - time.monotonic(), 0.001)
 
-    def _open_engine(self, options: dict[str, Any]) -> _core.Engine:
+    def _open_link(self) -> _torch_driver.TorchLink:
+        """Called by the core once all ranks have come; it sees of what is raised only the text."""
+        store = _torch_compat.own_client(self._store)
+        prefixed = dist.PrefixStore(f"{self._attempt.prefix}/link", store)
+        try:
+            return _torch_driver.open_link(self._group, prefixed, self._left_s())
+        except BaseException as why:
+            self._raised = why
+            raise
+
+    def _open_engine(self, way: Way, options: dict[str, Any]) -> _core.Engine:
+        options = {"connect_timeout_s": _CONNECT_TIMEOUT_S, "control": way.control, **options}
+        if self._size > 1 and way.transport == _settings.TORCH:
+            options["open_link"] = self._open_link
         address = _LOOPBACK
         if self._size > 1:
             address = own_address(self._store, _core.environment()["interface_name"])
@@ -162,12 +232,14 @@ class _Opening:
             self._rank,
             self._size,
             rendezvous,
-            {**options, "address": address, "timeout_s": self._left_s()},
+            {"address": address, **options, "timeout_s": self._left_s()},
         )
         if not isinstance(engine, _core.ErrorInfo):
             return engine
-        if rendezvous.raised is not None:
-            raise rendezvous.raised
+        if (raised := rendezvous.raised or self._raised) is not None:
+            raise raised
+        if engine.kind == UnsupportedError.kind and _core.kernels_error() is None:
+            raise UnreachableError(make_error(engine))
         return raise_error(engine)
 
     def _open_dense(self, engine: _core.Engine, deadline_s: float) -> DenseGroup:

@@ -7,6 +7,7 @@ import os
 from . import _core
 
 TRANSPORT = "native"
+TORCH = "torch"
 
 
 def is_disabled() -> bool:
@@ -23,9 +24,12 @@ def disable_problem() -> str | None:
 def transport_problem() -> str | None:
     """Why ZENSYNC_TRANSPORT cannot be had; None if it can."""
     wanted = _core.environment()["transport"]
-    if wanted in ("", TRANSPORT):
+    if wanted in ("", TRANSPORT, TORCH):
         return None
-    return f'ZENSYNC_TRANSPORT is "{wanted}", which is not in this version; only "{TRANSPORT}" is'
+    return (
+        f'ZENSYNC_TRANSPORT is "{wanted}", which is not in this version; '
+        f'"{TRANSPORT}" and "{TORCH}" are'
+    )
 
 
 def problems() -> list[str]:

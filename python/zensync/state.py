@@ -7,6 +7,7 @@ ranks share, the State refuses jobs until it is made anew.
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import threading
@@ -24,10 +25,11 @@ from ._arguments import (
     require_group,
     require_module,
     require_seconds,
+    require_silence,
 )
 from ._bucket import BucketPlans
 from ._dense import tell_notices
-from ._mesh import open_mesh, refuse_mesh
+from ._mesh import Way, open_mesh, refuse_mesh
 from ._names import ParameterNames
 from ._settings import is_disabled
 from ._worker import WAITS_FOR_ITSELF, Pending, Worker, as_error
@@ -43,6 +45,8 @@ from .errors import (
 _ABORT_SHARE = 0.6  # of a bound on close: for jobs to end by themselves
 _NOTICE_S = 1.0  # how often a wait looks for something to tell
 _SETTLE_S = 10.0  # for the jobs of a call that failed, once they were aborted
+_logger = logging.getLogger("zensync")
+
 Run = Callable[[], Any]  # what the worker runs
 Start = Callable[[], Run]  # submits jobs
 
@@ -79,6 +83,7 @@ class State:
         self.rank, self.size = dist.get_rank(self.group), dist.get_world_size(self.group)
         self.disabled = is_disabled()
         self.scheme = scheme
+        self.transport = "none"
         self.last_error: Error | None = None
         self._lock = threading.Lock()
         self._forked = False
@@ -98,7 +103,7 @@ class State:
                 "scheme": scheme,
                 "max_bytes": max_bytes,
                 "deadline_s": require_seconds("deadline_s", deadline_s),
-                "silent_after_s": require_seconds("silent_after_s", silent_after_s),
+                "silent_after_s": require_silence(silent_after_s),
                 "verify": verify,
                 "hosts": names[self.rank] if names else None,
                 **(_tuning or {}),
@@ -108,7 +113,9 @@ class State:
             choose()
             refuse_mesh(self.group, Error("ZENSYNC_DISABLE=1 is set there, but not on all ranks"))
         else:
-            self._engine, self._dense = open_mesh(self.group, choose)
+            self._engine, self._dense, way = open_mesh(self.group, choose)
+            self.transport = way.transport
+            _say_what_is_active(self, way)
             self._worker = Worker(f"zensync-{self.rank}")
         self.plans = BucketPlans(ParameterNames(module))
         self._closed = False
@@ -345,6 +352,18 @@ class State:
     def __repr__(self) -> str:
         word = "closed" if self._closed else "disabled" if self.disabled else "open"
         return f"zensync.State(rank {self.rank} of {self.size}, {word})"
+
+
+def _say_what_is_active(state: State, way: Way) -> None:
+    kernels = _core.info()["kernels_active"]
+    _logger.info(
+        "zensync: rank %d of %d over %s, kernels %s, scheme %s",
+        state.rank,
+        state.size,
+        way.describe(),
+        kernels,
+        state.scheme,
+    )
 
 
 def _raiser(error: Error) -> Callable[[], Any]:

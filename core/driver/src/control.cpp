@@ -57,6 +57,7 @@ class ControlMesh final : public Control, public ControlEvents {
   Status open() {
     const NativeMeshOptions& mesh = options_.mesh;
     const auto deadline = Clock::now() + mesh.timeout;
+    if (!options_.has_connections) return open_without_connections(deadline);
     MeshAcceptor acceptor(context_.get_executor());
     if (Status status = listen_on(mesh.address, acceptor); !status.ok()) return status;
     asio::error_code error;
@@ -143,6 +144,14 @@ class ControlMesh final : public Control, public ControlEvents {
     for (auto& peer : peers_) {
       if (peer) action(*peer);
     }
+  }
+
+  Status open_without_connections(Clock::time_point deadline) {
+    auto records = exchange_records(options_.mesh, 0, *rendezvous_, deadline);
+    if (!records.ok()) return records.error();
+    topology_ = topology_of(records.value().ranks);
+    for (int rank = 0; rank < options_.mesh.size; ++rank) watch_.left(Rank{rank});  // not judged
+    return {};
   }
 
   void run() {

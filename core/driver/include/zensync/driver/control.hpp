@@ -29,6 +29,9 @@ struct ControlOptions {
   std::chrono::milliseconds warn_after{10000};
   /// A rank whose heartbeat stopped for so long is given up by those who wait.
   std::chrono::milliseconds silent_after{60000};
+  /// False where ranks cannot connect to each other: settings are compared and the Rendezvous says
+  /// what the fault is, but nobody is told of it, and silence ends at the deadline of a job.
+  bool has_connections = true;
 };
 
 class Control {

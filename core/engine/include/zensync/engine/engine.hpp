@@ -35,7 +35,7 @@ struct EngineOptions {
   std::uint64_t max_bytes = 0;
   std::chrono::milliseconds deadline{1800000};  ///< for one job, from its start
   std::uint64_t parts = 0;  ///< units per row (comparisons); 0: as the counts advise
-  WireOptions wire;  ///< codec and partition (tests, comparisons), digests on messages
+  WireOptions wire;         ///< codec and partition (tests, comparisons), digests on messages
   /// Whether chunks overlap computing and sending. Not where an exchange takes longer than that
   /// saves (torch): there are then only as many chunks as `max_bytes` asks for. Equal on all ranks.
   bool overlap = true;
