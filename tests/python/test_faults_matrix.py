@@ -45,8 +45,8 @@ both_transports = pytest.mark.parametrize("transport", TRANSPORTS)
 
 
 def fault(kind, exchange, peer):
-    whom = "" if kind == "delay" else f",peer={peer}"
-    return f"{kind}:exchange={exchange}{whom}{KINDS[kind][0]}"
+    to = "" if kind == "delay" else f",peer={peer}"
+    return f"{kind}:exchange={exchange}{to}{KINDS[kind][0]}"
 
 
 def sums(me, scheme, faults, deadline_s=20.0):
