@@ -32,12 +32,15 @@ GONE_S, SOON_S = 10.0, 5.0
 # need come. In all others one must come at some exchange, and the spoiling rank is the culprit.
 CORRUPT = ("CorruptMessageError",)
 UNEXPECTED = ("CorruptMessageError", "MismatchError")
+# Over torch a message that nobody awaits is one that is never taken, which only a deadline ends.
+NOT_TAKEN = (*UNEXPECTED, "DeadlineError", None)
+LOST = ("drop", "duplicate", "reorder")
 KINDS = {
     "delay": (",ms=200", None),
     "truncate": (",bytes=20", CORRUPT),
     "corrupt": (",offset=40,mask=1", CORRUPT),
-    "duplicate": ("", (*UNEXPECTED, None)),
-    "reorder": ("", (*UNEXPECTED, None)),
+    "duplicate": ("", NOT_TAKEN),
+    "reorder": ("", NOT_TAKEN),
     "drop": ("", (*UNEXPECTED, "DeadlineError")),
 }
 PAIRS = [(1, 0), (0, 2)]  # who spoils, whose message
@@ -64,7 +67,7 @@ def body_spoil(me, scheme, cases):
     for case in cases:
         kind, exchange, rank, peer = case
         faults = fault(kind, exchange, peer) if me.rank == rank else None
-        seen[case] = sums(me, scheme, faults, DEADLINE_S if kind == "drop" else 20.0)
+        seen[case] = sums(me, scheme, faults, DEADLINE_S if kind in LOST else 20.0)
     seen["after"] = sums(me, scheme, None)
     return seen
 
