@@ -3,8 +3,9 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 BIN := .venv/bin
 DEMO_ARGS ?=
+CLAIMS_ARGS ?= --json bench/results/claims.json
 
-.PHONY: help setup demo test test-all test-slow ref asan-ubsan tsan format clang-tidy wheel clean
+.PHONY: help setup demo claims test test-all test-slow ref asan-ubsan tsan format clang-tidy wheel clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
@@ -14,6 +15,9 @@ setup:  ## system packages (as root), .venv, zensync in it; quick when nothing c
 
 demo: setup  ## trains on real text, dense, sparse and zensync side by side (DEMO_ARGS="--json FILE")
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/zensync demo $(DEMO_ARGS)
+
+claims: setup  ## measures every stated figure again; fails if one falls short (CLAIMS_ARGS="--only NAME")
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python scripts/claims.py $(CLAIMS_ARGS)
 
 test: setup  ## C++ and Python tests, types, style
 	@scripts/test.sh

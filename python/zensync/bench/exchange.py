@@ -11,10 +11,10 @@ import subprocess
 import sys
 import tempfile
 import threading
-from statistics import median
 
 from .. import _core
 from ..errors import raise_error
+from ..lab.stats import median_interval
 from .result import Row, Table
 
 _MESSAGE_BYTES = 20_000
@@ -53,14 +53,16 @@ def _case(ranks: int, busy: bool, target_ms: float | None) -> Row:
     times = [json.loads(output) for output in outputs]
     slowest = [max(at) * 1e3 for at in zip(*times, strict=True)]
     ordered = sorted(slowest)
-    value = median(slowest)
+    value = median_interval(slowest)
     return {
         "ranks": ranks,
         "main threads": "busy in Python" if busy else "idle",
-        "median_ms": value,
+        "median_ms": value.median,
+        "median_ms_low": value.low,
+        "median_ms_high": value.high,
         "p90_ms": ordered[len(ordered) * 9 // 10],
         "target": "–" if target_ms is None else f"≤ {target_ms} ms",
-        "met": None if target_ms is None else value <= target_ms,
+        "met": None if target_ms is None else value.median <= target_ms,
     }
 
 

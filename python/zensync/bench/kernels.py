@@ -10,6 +10,7 @@ import numpy as np
 
 from .. import _core
 from ..errors import raise_error
+from ..lab.stats import paired_ratio
 from .patterns import Case, Units, units_of
 from .result import Row, Table
 
@@ -33,18 +34,17 @@ def run() -> list[Table]:
 def _row(
     what: str, pairs: list[tuple[float, float]], rival: str, least: float | None = None
 ) -> Row:
-    """`ratio` is the rival's time over ours (median of pairs); it should be `least` or more."""
-    ratios = sorted(other / ours for ours, other in pairs)
-    ratio = median(ratios)
-    met = None if least is None or math.isnan(ratio) else ratio >= least
+    """`ratio` is the rival's time over ours, with its 95 % interval; `least` or more is good."""
+    ratio = paired_ratio([other for _, other in pairs], [ours for ours, _ in pairs])
+    met = None if least is None or math.isnan(ratio.median) else ratio.median >= least
     return {
         "kernel": what,
         "ours_ms": median(ours for ours, _ in pairs) * 1e3,
         "rival": rival,
         "rival_ms": median(other for _, other in pairs) * 1e3,
-        "ratio": ratio,
-        "ratio_min": ratios[0],
-        "ratio_max": ratios[-1],
+        "ratio": ratio.median,
+        "ratio_low": ratio.low,
+        "ratio_high": ratio.high,
         "target": "–" if least is None else f"≥ {least:.3g}",
         "met": met,
     }

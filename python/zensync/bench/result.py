@@ -57,13 +57,13 @@ def show(tables: Sequence[Table]) -> None:
     from rich.console import Console
     from rich.table import Table as RichTable
 
-    console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else 120)
+    console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else 160)
     for table in tables:
         if not table.rows:
             continue
         shown = RichTable(title=table.title, title_justify="left")
         for key in table.rows[0]:
-            shown.add_column(key, justify="right", no_wrap=True)
+            shown.add_column(key, justify="right")
         for row in table.rows:
             shown.add_row(*(_text(value) for value in row.values()))
         console.print(shown)
