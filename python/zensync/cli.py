@@ -100,7 +100,7 @@ def demo(context: typer.Context) -> None:
 
 @app.command(context_settings=_PASS_ON)
 def bench(context: typer.Context) -> None:
-    """Measures kernels, wire bytes and exchanges (`zensync bench --help`)."""
+    """Measures synchronisations beside torch's, and parts of them (`zensync bench --help`)."""
     from .bench import main as run
 
     _run(run, "bench", context.args)

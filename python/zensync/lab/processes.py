@@ -148,7 +148,7 @@ class Ranks:
         first = min(failed, key=lambda rank: (self._children[rank].returncode > 0, rank))
         lines = self._log(first).read_text(errors="replace").splitlines()[-_LOG_LINES:]
         head = f"rank {first} ended with status {statuses[first]}; its last words:"
-        raise RanksError("\n  ".join([head, *lines]))
+        raise RanksError("\n  ".join([head, *(lines or ["(none)"])]))
 
     def stop(self) -> None:
         """Ends what still runs."""
