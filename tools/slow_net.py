@@ -11,10 +11,10 @@
     slow_net.py remove --hosts 4
     slow_net.py clean                          removes what dead owners left
 
-Commands see ZS_HOST, ZS_HOSTS, MASTER_ADDR and GLOO_SOCKET_IFNAME; those of `run` also ZS_RANK,
-RANK, LOCAL_RANK, WORLD_SIZE and MASTER_PORT, and they end with a killed `run`. What they have
-started, and the namespaces, then stay until the next `make`, `run` or `clean`, which ends and
-removes them. The work is done by zensync/lab/slow_net.py, loaded from this checkout, built or not.
+Commands see ZS_HOST, ZS_HOSTS, ZS_RATE, ZS_BURST, MASTER_ADDR and GLOO_SOCKET_IFNAME; those of
+`run` also ZS_RANK, RANK, LOCAL_RANK, WORLD_SIZE, MASTER_PORT, and they end with a killed `run`.
+What they have started, and the namespaces, stay until the next `make`, `run` or `clean`, which ends
+and removes them. The work is done by zensync/lab/slow_net.py of this checkout, built or not.
 """
 
 from __future__ import annotations

@@ -237,3 +237,18 @@ def test_lists_and_units():
     assert "torch_sparse" not in parsed("--schemes", "all", "--dtype", "float16").schemes
     assert parsed("--row", "8", "--parts", "2").parts == 2
     assert (parsed("--ranks", "6").hosts, parsed("--ranks", "6", "--hosts", "2").hosts) == (6, 2)
+
+
+@pytest.mark.skipif(why_not() is not None, reason=f"a slow-link network {why_not()}")
+def test_inside_somebody_elses_slow_network():
+    tool = (str(Path(__file__).resolve().parents[2] / "tools/slow_net.py"), "run", "--hosts", "2")
+    bench_words = ("--", sys.executable, "-m", "zensync", "bench", "--json", "-")
+    done = run("--size", "1M", "--schemes", "torch_dense", "--iters", "1", "--warmup", "0",
+               launcher=(*tool, "--rate", "100mbit", *bench_words))  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    whole = json.loads(done.stdout)
+    assert whole["network"] == "100mbit"
+    row = whole["rows"][0]
+    assert (row["hosts"], row["rate_bits_per_s"], row["wire_source"]) == (2, 1e8, "interface")
+    assert row["wire_bytes_max"] == pytest.approx(2**20, rel=0.03)
+    assert row["time_ms"] > 0.97 * row["link_ideal_ms"]

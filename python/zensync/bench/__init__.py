@@ -25,9 +25,14 @@ def main() -> int:
         return _report(given, _measure(given), {})
     world = torchrun.world()
     if world is not None and world[0] != 0:
-        # Rank 0 says what is wrong; once is enough.
+        # Rank 0 says what is wrong: once is enough.
         parser.exit = _exit_silently  # type: ignore[method-assign, assignment]
     config, place = parse(parser, given, None if world is None else world[1])
+    if world is not None:
+        try:
+            config, place = torchrun.located(config, place)
+        except ValueError as why:
+            parser.error(str(why))
     return _synchronise(given, config, place, world)
 
 

@@ -168,6 +168,14 @@ def parse_rate(text: str) -> float:
     return float(match[1]) * _RATE_UNITS[match[2]]
 
 
+def parse_burst(text: str) -> int:
+    """Bytes: "128kb" is 128·2^10, as tc has it."""
+    match = re.fullmatch(r"(\d+)kb", text)
+    if not match:
+        raise ValueError(f"the links' burst {text!r} is not a size such as 128kb")
+    return int(match[1]) << 10
+
+
 def burst_kib(rate_bits_per_s: float) -> int:
     """KiB that a link's token bucket holds: enough to carry the rate."""
     return max(_LEAST_BURST_KIB, round(rate_bits_per_s / 1e6 * _BURST_KIB_PER_MBIT))

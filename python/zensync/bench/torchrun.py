@@ -1,17 +1,20 @@
 """Runs `zensync bench` as one of the ranks that torchrun (or another launcher) has started.
 
 RANK and WORLD_SIZE in the environment say so. Rank 0 makes the rows; the others only take part.
+Inside a slow-link network that somebody else has made, ZS_RATE and its like say what links can do.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from typing import Any
 
+from ..lab.slow_net import INTERFACE
 from .config import Config
 from .launcher import require_cases, steps_of, with_tokens
-from .options import Place
+from .options import Place, parse_burst, parse_rate
 
 
 def world() -> tuple[int, int] | None:
@@ -20,6 +23,21 @@ def world() -> tuple[int, int] | None:
         return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     except (KeyError, ValueError):
         return None
+
+
+def located(config: Config, place: Place) -> tuple[Config, Place]:
+    """The run as it is where ranks were started inside a slow-link network (tools/slow_net.py)."""
+    rate = os.environ.get("ZS_RATE")
+    if rate is None:
+        return config, place
+    found = replace(
+        config,
+        hosts=int(os.environ["ZS_HOSTS"]),
+        rate_bits_per_s=parse_rate(rate),
+        burst_bytes=parse_burst(os.environ["ZS_BURST"]),
+        interface=INTERFACE,
+    )
+    return found, replace(place, rate=rate)
 
 
 def run(config: Config, place: Place, rank: int) -> tuple[list[dict[str, Any]], int]:

@@ -257,6 +257,8 @@ class SlowNet:
             "GLOO_SOCKET_IFNAME": INTERFACE,
             "ZS_HOST": str(host),
             "ZS_HOSTS": str(self.hosts),
+            "ZS_RATE": self.spec.rate,
+            "ZS_BURST": self.spec.burst,
         }
 
     def rank_environment(self, host: int, local_rank: int, ranks_per_host: int) -> dict[str, str]:
