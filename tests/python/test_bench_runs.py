@@ -57,6 +57,8 @@ def test_all_schemes_are_right_and_rows_are_complete(spawned):
     assert by_scheme["torch_dense"]["vs_dense"] == 1
     assert by_scheme["torch_dense"]["wire_bytes_max"] == round(65536 * 4 / 3)
     assert by_scheme["balanced"]["wire_source"] == "count"
+    assert by_scheme["balanced"]["transport"] == "native"
+    assert by_scheme["torch_dense"]["transport"] == "gloo"
     assert 0 < by_scheme["balanced"]["wire_bytes_max"] < by_scheme["dense_ring"]["wire_bytes_max"]
     onehot = rows[-1]
     assert onehot["density"] == pytest.approx(16 / 65536)

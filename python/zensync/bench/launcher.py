@@ -7,6 +7,7 @@ raises: RanksError, SlowNetError, PatternError, KeyboardInterrupt.
 
 from __future__ import annotations
 
+import fcntl
 import importlib.util
 import sys
 import tempfile
@@ -59,7 +60,11 @@ def with_tokens(config: Config, place: Place, say: Any) -> Config:
         return config
     from ..demo.data import data_folder, prepare
 
-    corpus = prepare(data_folder(place.data), offline=place.offline, say=say)
+    folder = data_folder(place.data)
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as lock:  # ranks of torchrun prepare one after another
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        corpus = prepare(folder, offline=place.offline, say=say)
     say(f"text: {corpus.source}")
     return replace(config, tokens_file=corpus.tokens_file)
 

@@ -50,6 +50,7 @@ def measure(config: Config, tell: Tell) -> int:
             wrong += sum(one.wrong for each in result.by_scheme.values() for one in each)
             if rank == 0:
                 for row in rows_of(result, config):
+                    row["transport"] = schemes[row["scheme"]].transport
                     tell({"event": "row", "row": row})
         dist.barrier()  # no State leaves while a slower rank still uses its own
     return wrong

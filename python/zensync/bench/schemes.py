@@ -20,6 +20,8 @@ from .inputs import Workload
 class Scheme(Protocol):
     """One way to sum a tensor over the ranks of the default group."""
 
+    transport: str  # what it runs on
+
     def prepare(self, workload: Workload) -> None: ...
 
     def run(self) -> None: ...
@@ -40,6 +42,7 @@ class _Zensync:
         size = dist.get_world_size()
         hosts = [rank * config.hosts // size for rank in range(size)]
         self._state = zensync.State(scheme=name, hosts=hosts, _tuning=tuning)
+        self.transport = self._state.transport
         self._tensor = torch.empty(0)
         self._key = ""
 
@@ -62,6 +65,7 @@ class _Zensync:
 
 class _TorchDense:
     def __init__(self) -> None:
+        self.transport = str(dist.get_backend())
         self._tensor = torch.empty(0)
 
     def prepare(self, workload: Workload) -> None:

@@ -46,7 +46,6 @@ def run(config: Config, place: Place, rank: int) -> tuple[list[dict[str, Any]], 
 
     if config.transport is not None:
         os.environ["ZENSYNC_TRANSPORT"] = config.transport
-    # Every rank prepares: those of one machine may race, but a file appears whole or not at all.
     config = with_tokens(config, place, _say if rank == 0 else _be_silent)
     require_cases(config)
     rows: list[dict[str, Any]] = []
