@@ -3,8 +3,9 @@
 import math
 import sys
 
+import numpy as np
 import pytest
-from zensync import bench
+from zensync import _core, bench
 from zensync.bench import kernels, volumes
 from zensync.bench.result import Table
 from zensync.demo import data
@@ -46,3 +47,13 @@ def test_only_real_tokens_are_judged(monkeypatch, tmp_path, real):
     rows = volumes._tokens(str(tmp_path), True)
     assert [row["met"] is None for row in rows] == [not real] * 2
     assert all(("substitute" in row["target"]) is not real for row in rows)
+
+
+@pytest.mark.parametrize(("parts", "width"), [(1, 64), (4, 16), (64, 1)])
+def test_parts_of_a_row_can_be_fixed(parts, width):
+    rows = np.zeros((1000, 64), dtype=np.float32)
+    rows[::50] = 1
+    options = {"scheme": "balanced", "name": "table", "parts": parts, "steps": 2}
+    result = _core.loopback_sum([rows, rows, rows], options)
+    assert [report["width"] for report in result["reports"]] == [width] * 3
+    assert (result["results"][0] == 3 * rows).all()
