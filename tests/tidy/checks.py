@@ -28,7 +28,7 @@ LEVELS = {
     "driver": 4, "engine": 5, "ckpt": 5,
 }  # fmt: skip
 
-CPP_FOLDERS = ("core", "python/src", "bench", "examples", "tests", "tools")
+CPP_FOLDERS = ("core", "python/src", "bench", "examples", "fuzz", "tests", "tools")
 PYTHON_FOLDERS = ("python", "bench", "examples", "tests", "tools", "scripts")
 CPP_SUFFIXES = {".cpp", ".hpp", ".cu", ".cuh"}
 

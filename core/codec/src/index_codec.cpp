@@ -127,8 +127,9 @@ Status read_index(const kernels::Table& table, const IndexBytes& index, SparseSe
   if (index.units == 0) return corrupt("present though there are no units");
   if (index.codec == IndexCodec::kRaw32) return read_raw<std::uint32_t>(index, set);
   if (index.codec == IndexCodec::kRaw64) return read_raw<std::uint64_t>(index, set);
-  // Each block takes three bytes at least and holds at most kBlockSlots units.
-  if (div_ceil(index.units, kBlockSlots) > index.bytes.size()) {
+  // A unit takes one bit at least, in a bitmap as in Elias–Fano: a short message that states many
+  // units gets no memory for them.
+  if (div_ceil(index.units, 8) > index.bytes.size()) {
     return corrupt("too short for its units");
   }
   set.offsets.resize_discard(index.units + kernels::kSlackElems);

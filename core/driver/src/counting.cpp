@@ -36,6 +36,7 @@ class Counting final : public Driver {
 
   Status flush(Clock::time_point deadline) override { return inner_->flush(deadline); }
   void abort(const Error& why) override { inner_->abort(why); }
+  void close_handles_in_child() noexcept override { inner_->close_handles_in_child(); }
   bool vanish() noexcept override { return inner_->vanish(); }
   WireCount wire_count() const override { return count_; }
 

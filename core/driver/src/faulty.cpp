@@ -59,6 +59,8 @@ class Faulty final : public Driver {
     if (!is_dead_) inner_->abort(why);
   }
 
+  void close_handles_in_child() noexcept override { inner_->close_handles_in_child(); }
+
   bool vanish() noexcept override {
     if (!inner_->vanish()) return false;
     is_dead_ = true;

@@ -37,53 +37,6 @@ std::string format_text(int size) {
          "-endian, n = " + std::to_string(size);
 }
 
-std::string to_text(const MeshRecord& record) {
-  return record.format + '\n' + record.address + '\n' + std::to_string(record.port) + '\n' +
-         record.host_id + '\n' + record.settings;
-}
-
-Result<MeshRecord> parse_record(const std::string& text, Rank rank) {
-  std::string lines[kLines];
-  std::size_t at = 0;
-  bool good = true;
-  for (std::size_t i = 0; i < kLines; ++i) {
-    const std::size_t end = i + 1 < kLines ? text.find('\n', at) : text.size();
-    good = good && end != std::string::npos;
-    if (!good) break;
-    lines[i] = text.substr(at, end - at);
-    at = end + 1;
-  }
-  MeshRecord record{lines[0], lines[1], 0, lines[3], lines[4]};
-  const char* end = lines[2].data() + lines[2].size();
-  const auto parsed = std::from_chars(lines[2].data(), end, record.port);
-  if (!good || parsed.ec != std::errc() || parsed.ptr != end) {
-    return make_error(
-        ErrorKind::kCorruptMessage,
-        "what rank " + std::to_string(rank.value) + " published is no record of a mesh", rank);
-  }
-  return record;
-}
-
-std::string to_hex(const Token& token) {
-  std::string text;
-  for (const std::byte b : token) {
-    text += kHex[std::to_integer<unsigned>(b) >> 4];
-    text += kHex[std::to_integer<unsigned>(b) & 15];
-  }
-  return text;
-}
-
-bool from_hex(const std::string& text, Token& token) {
-  if (text.size() != 2 * kTokenBytes) return false;
-  for (std::size_t i = 0; i < kTokenBytes; ++i) {
-    unsigned value = 0;
-    const char* at = text.data() + 2 * i;
-    if (std::from_chars(at, at + 2, value, 16).ptr != at + 2) return false;
-    token[i] = static_cast<std::byte>(value);
-  }
-  return true;
-}
-
 Token draw_token() {
   std::random_device source;  // the system's generator on every platform we build for
   Token token;
@@ -129,15 +82,62 @@ Status agree_on_token(const NativeMeshOptions& options, Rendezvous& rendezvous,
   const std::string key = options.name + "/token";
   if (options.rank.value == 0) {
     token = draw_token();
-    return rendezvous.set(key, to_hex(token));
+    return rendezvous.set(key, token_text(token));
   }
   auto text = rendezvous.wait(key, left_until(deadline));
   if (!text.ok()) return absent(options, rendezvous, text.error());
-  if (from_hex(text.value(), token)) return {};
+  if (parse_token(text.value(), token)) return {};
   return make_error(ErrorKind::kCorruptMessage, "the token under '" + key + "' is none", Rank{0});
 }
 
 }  // namespace
+
+std::string record_text(const MeshRecord& record) {
+  return record.format + '\n' + record.address + '\n' + std::to_string(record.port) + '\n' +
+         record.host_id + '\n' + record.settings;
+}
+
+Result<MeshRecord> parse_record(const std::string& text, Rank rank) {
+  std::string lines[kLines];
+  std::size_t at = 0;
+  bool good = true;
+  for (std::size_t i = 0; i < kLines; ++i) {
+    const std::size_t end = i + 1 < kLines ? text.find('\n', at) : text.size();
+    good = good && end != std::string::npos;
+    if (!good) break;
+    lines[i] = text.substr(at, end - at);
+    at = end + 1;
+  }
+  MeshRecord record{lines[0], lines[1], 0, lines[3], lines[4]};
+  const char* end = lines[2].data() + lines[2].size();
+  const auto parsed = std::from_chars(lines[2].data(), end, record.port);
+  if (!good || parsed.ec != std::errc() || parsed.ptr != end) {
+    return make_error(
+        ErrorKind::kCorruptMessage,
+        "what rank " + std::to_string(rank.value) + " published is no record of a mesh", rank);
+  }
+  return record;
+}
+
+std::string token_text(const Token& token) {
+  std::string text;
+  for (const std::byte b : token) {
+    text += kHex[std::to_integer<unsigned>(b) >> 4];
+    text += kHex[std::to_integer<unsigned>(b) & 15];
+  }
+  return text;
+}
+
+bool parse_token(const std::string& text, Token& token) {
+  if (text.size() != 2 * kTokenBytes) return false;
+  for (std::size_t i = 0; i < kTokenBytes; ++i) {
+    unsigned value = 0;
+    const char* at = text.data() + 2 * i;
+    if (std::from_chars(at, at + 2, value, 16).ptr != at + 2) return false;
+    token[i] = static_cast<std::byte>(value);
+  }
+  return true;
+}
 
 std::chrono::milliseconds left_until(Clock::time_point deadline) {
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now());
@@ -150,7 +150,7 @@ Result<MeshRecords> exchange_records(const NativeMeshOptions& options, std::uint
   const MeshRecord own{format_text(options.size), options.address, port, one_line(host_id),
                        options.settings};
   MeshRecords all;
-  Status status = rendezvous.set(key_of_rank(options, options.rank.value), to_text(own));
+  Status status = rendezvous.set(key_of_rank(options, options.rank.value), record_text(own));
   if (status.ok()) status = agree_on_token(options, rendezvous, deadline, all.token);
   if (!status.ok()) return status.error();
   for (int rank = 0; rank < options.size; ++rank) {

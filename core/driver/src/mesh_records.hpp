@@ -31,6 +31,14 @@ struct MeshRecords {
 Result<MeshRecords> exchange_records(const NativeMeshOptions& options, std::uint16_t port,
                                      Rendezvous& rendezvous, Clock::time_point deadline);
 
+/// A record as it is published, and back. `rank` is whose it is, for the error (kCorruptMessage).
+std::string record_text(const MeshRecord& record);
+Result<MeshRecord> parse_record(const std::string& text, Rank rank);
+
+/// A token as hexadecimal digits, and back; false if `text` is none.
+std::string token_text(const Token& token);
+bool parse_token(const std::string& text, Token& token);
+
 /// Digest of all that must be equal on every rank.
 std::uint64_t settings_digest(const MeshRecord& record);
 std::uint64_t host_digest(const MeshRecord& record);

@@ -31,6 +31,7 @@ class Tracing final : public Driver {
   const Topology& topology() const override { return inner_->topology(); }
   std::string name() const override { return "tracing(" + inner_->name() + ")"; }
   WireCount wire_count() const override { return inner_->wire_count(); }
+  void close_handles_in_child() noexcept override { inner_->close_handles_in_child(); }
   bool vanish() noexcept override { return inner_->vanish(); }
 
   Status exchange(const Exchange& exchange, Clock::time_point deadline) override {

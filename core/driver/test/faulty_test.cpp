@@ -261,10 +261,23 @@ class Plain final : public Driver {
   Status flush(Clock::time_point deadline) override { return inner_->flush(deadline); }
   void abort(const Error& why) override { inner_->abort(why); }
   WireCount wire_count() const override { return inner_->wire_count(); }
+  void close_handles_in_child() noexcept override { ++closed_in_child; }
+
+  static inline int closed_in_child = 0;
 
  private:
   std::unique_ptr<Driver> inner_;
 };
+
+TEST(Decorators, LetGoOfConnectionsInAForkedChild) {
+  auto drivers = make_loopback(1);
+  std::unique_ptr<Driver> driver = std::make_unique<Plain>(std::move(drivers[0]));
+  driver =
+      make_counting(make_tracing(without_faults(std::move(driver)), std::make_shared<Trace>()));
+  Plain::closed_in_child = 0;
+  driver->close_handles_in_child();
+  EXPECT_EQ(Plain::closed_in_child, 1);
+}
 
 TEST(FaultyVanish, IsAnErrorWhereADriverCannot) {
   auto drivers = make_loopback(1);
