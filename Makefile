@@ -3,9 +3,10 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 BIN := .venv/bin
 DEMO_ARGS ?=
+FUZZ_S ?= 60
 CLAIMS_ARGS ?= --json bench/results/claims.json
 
-.PHONY: help setup demo claims test test-all test-slow ref asan-ubsan tsan format clang-tidy wheel clean
+.PHONY: help setup demo claims test test-all test-slow ref asan-ubsan tsan fuzz format clang-tidy wheel clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
@@ -22,8 +23,8 @@ claims: setup  ## measures every stated figure again; fails if one falls short (
 test: setup  ## C++ and Python tests, types, style
 	@scripts/test.sh
 
-test-all: export ZENSYNC_TEST_FACTOR = 10
-test-all: test test-slow ref asan-ubsan tsan  ## test, with more cases; C++ tests without SIMD, under sanitizers
+test-all: export ZENSYNC_TEST_FACTOR = 50
+test-all: test test-slow ref asan-ubsan tsan  ## test with 10^6 property cases, slow links, no SIMD, sanitizers
 
 test-slow: setup  ## Python tests of ten seconds or more (ranks and links that are silent)
 	@$(BIN)/python -m pytest -m slow
@@ -37,6 +38,9 @@ asan-ubsan: setup  ## C++ tests under the address and undefined-behaviour saniti
 
 tsan: setup  ## C++ tests under the thread sanitizer
 	@scripts/sanitize.sh tsan
+
+fuzz: setup  ## fuzzers of all parsers, FUZZ_S seconds in all (needs clang)
+	@FUZZ_S=$(FUZZ_S) scripts/fuzz.sh
 
 format: setup  ## formats C++ and Python
 	@git ls-files -co --exclude-standard -- '*.cpp' '*.hpp' | xargs $(BIN)/clang-format -i

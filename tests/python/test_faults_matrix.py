@@ -81,7 +81,7 @@ def judge(case, outcomes):
     assert allowed is not None, f"an error, where all should go well: {outcomes}"
     culprit = spoiler if allowed == CORRUPT else None
     require_same(outcomes, [one for one in allowed if one], culprit=culprit)
-    limit_s = bound(SOON_S) + (DEADLINE_S * JOBS if kind == "drop" else 0.0)
+    limit_s = bound(SOON_S) + (DEADLINE_S * JOBS if kind in LOST else 0.0)
     assert all(outcome.seconds < limit_s for outcome in outcomes.values()), outcomes
     return True
 
