@@ -114,6 +114,12 @@ def test_without_a_rival_there_is_no_ratio():
     assert row["vs_sparse"] == 1
 
 
+def test_the_latest_start_is_told():
+    result = result_of(config_of())
+    result.by_scheme["auto"][1].late_s = 0.002
+    assert rows_by_scheme(config_of(), result)["auto"]["late_ms"] == 2
+
+
 def test_wrong_elements_are_summed_over_ranks():
     result = result_of(config_of())
     for found in result.by_scheme["auto"]:

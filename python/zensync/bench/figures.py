@@ -34,6 +34,7 @@ class Measured:
     sent_bytes: int  # of one iteration: the card's, or our own count on loopback
     received_bytes: int
     dense_bytes: int  # of one iteration, handed to a dense all-reduce
+    late_s: float = 0.0  # after the common start, at the worst of its starts
 
 
 @dataclass
@@ -144,6 +145,7 @@ def rows_of(result: CaseResult, config: Config) -> list[Row]:
             other = f"torch_{rival}"
             can = other in times and counts[name] and counts[other]
             row |= _ratio_fields(rival, paired_ratio(times[other], times[name]) if can else None)
+        row["late_ms"] = max(one.late_s for one in result.by_scheme[name]) * 1e3
         row["wrong"] = sum(one.wrong for one in result.by_scheme[name])
         row["foreign_load"] = result.foreign_load
         row["times_ms"] = [seconds * 1e3 for seconds in times[name]]

@@ -100,19 +100,23 @@ class _CaseRun:
             one_pass(name)
             self._tell({"event": "step", "scheme": name})
 
-    def _pass(self, name: str) -> float:
-        """Seconds from the common start to this rank's end."""
+    def _pass(self, name: str) -> tuple[float, float]:
+        """Seconds from the common start to this rank's own start, and to its end."""
         scheme = self._schemes[name]
         scheme.prepare(self._workload)
-        began = self._starter.wait()
+        common = self._starter.wait()
+        began = time.monotonic()
         scheme.run()
         ended = time.monotonic()
         dist.barrier()  # comparing would take cores from ranks that are not done
         self._found[name].wrong += self._workload.wrong(scheme.result())
-        return ended - began
+        return began - common, ended - common
 
     def _timed_pass(self, name: str) -> None:
-        self._found[name].seconds.append(self._pass(name))
+        late_s, seconds = self._pass(name)
+        found = self._found[name]
+        found.seconds.append(seconds)
+        found.late_s = max(found.late_s, late_s)
 
     def _counted_pass(self, name: str, idle: tuple[int, int]) -> None:
         scheme, found = self._schemes[name], self._found[name]
