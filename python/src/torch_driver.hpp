@@ -3,6 +3,8 @@
 // Owner: the driver owns a reference to the link. Threads: those of driver.hpp; the GIL is taken
 // once per exchange, and torch lets it go while it waits. Must be destroyed before the interpreter
 // ends (close the Engine first).
+// `abort` drops the connections, which is all that peers see of it here: the reason reaches them
+// over the control connections.
 #pragma once
 
 #include <nanobind/nanobind.h>

@@ -21,10 +21,15 @@ def disable_problem() -> str | None:
     return None if value in ("", "0", "1") else f'ZENSYNC_DISABLE is "{value}"; it must be 0 or 1'
 
 
+def transport() -> str:
+    """The transport that is asked for, or the default one."""
+    return _core.environment()["transport"] or TRANSPORT
+
+
 def transport_problem() -> str | None:
     """Why ZENSYNC_TRANSPORT cannot be had; None if it can."""
-    wanted = _core.environment()["transport"]
-    if wanted in ("", TRANSPORT, TORCH):
+    wanted = transport()
+    if wanted in (TRANSPORT, TORCH):
         return None
     return (
         f'ZENSYNC_TRANSPORT is "{wanted}", which is not in this version; '

@@ -33,7 +33,7 @@ def collect_info() -> dict[str, Any]:
     facts["environment"] = {
         name: value for name, value in sorted(os.environ.items()) if name.startswith("ZENSYNC_")
     }
-    facts["driver_active"] = None if _settings.transport_problem() else _settings.TRANSPORT
+    facts["driver_active"] = None if _settings.transport_problem() else _settings.transport()
     facts["disabled"] = _settings.is_disabled()
     facts["problems"] = _settings.problems()
     return facts

@@ -3,6 +3,7 @@ relies on."""
 
 import re
 import sys
+import threading
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -133,3 +134,95 @@ def test_private_names_are_in_one_file():
         if path.name != "_torch_compat.py":
             found = pattern.search(path.read_text())
             assert not found, f"{path.name}: {found.group()}"
+
+
+# ---- messages between two ranks, for the torch driver
+
+
+def body_messages(rank, size):
+    """What the driver relies on in Gloo: order, shorter messages, and what an expired wait does."""
+    store = compat.group_store(dist.group.WORLD)
+    gloo = compat.make_gloo(dist.PrefixStore("compat/messages", store), rank, size, 30.0)
+    if rank == 1:
+        sent = [torch.full((n,), n, dtype=torch.uint8) for n in (3, 9, 1)]
+        works = [gloo.send([tensor], 0, 7) for tensor in sent]  # long before they are taken
+        for work in works:
+            work.wait(timedelta(seconds=20))
+        block = torch.zeros(4)
+        with pytest.raises(RuntimeError, match=r"[Cc]onnection|closed"):
+            gloo.recv([block], 0, 7).wait(timedelta(seconds=20))
+    elif rank == 0:
+        time.sleep(0.5)
+        blocks = [torch.zeros(10, dtype=torch.uint8) for _ in range(3)]
+        works = [gloo.recv([block], 1, 7) for block in blocks]
+        expires = gloo.recv([torch.zeros(4)], 2, 7)
+        time.sleep(0.5)
+        started = time.monotonic()
+        with pytest.raises(RuntimeError):
+            expires.wait(timedelta(milliseconds=400))
+        assert 0.4 <= time.monotonic() - started < 5  # never before its time
+        for work in works:  # what had come by then has come
+            work.wait(timedelta(milliseconds=1))
+        assert [block.sum() for block in blocks] == [9, 81, 1]
+        with pytest.raises(RuntimeError):
+            gloo.send([torch.ones(1)], 1, 7).wait(timedelta(seconds=5))
+    dist.barrier()
+    body_cancelled(rank, size, store)
+
+
+def body_cancelled(rank, size, store):
+    """`close_gloo` ends a wait in another thread, and nothing is written afterwards."""
+    gloo = compat.make_gloo(dist.PrefixStore("compat/cancelled", store), rank, size, 30.0)
+    if rank == 0:
+        block = torch.zeros(1000)
+        work = gloo.recv([block], 1, 7)
+        timer = threading.Timer(0.3, compat.close_gloo, [gloo, rank, size])
+        timer.start()
+        with pytest.raises(RuntimeError):
+            work.wait(timedelta(seconds=30))
+        timer.join()
+    dist.barrier()
+    if rank == 1:
+        with pytest.raises(RuntimeError):
+            gloo.send([torch.ones(1000)], 0, 7).wait(timedelta(seconds=5))
+    dist.barrier()
+    assert rank or not block.any()
+
+
+def test_messages_over_gloo():
+    run_ranks(3, body_messages)
+
+
+def body_backends(rank, size):
+    """Backends as torch's registry has them, in both forms, made beside the group's own."""
+    asked = []
+
+    def plain(store, rank_, size_, timeout):
+        asked.append((rank_, size_, timeout))
+        return dist.ProcessGroupGloo(store, rank_, size_, timeout)
+
+    def extended(options, _):
+        asked.append((options.group_rank, options.group_size, options.timeout))
+        assert options.global_ranks_in_group == [0, 1]
+        return dist.ProcessGroupGloo(options.store, *asked[-1])
+
+    dist.Backend.register_backend("compat_a", plain, devices=["cpu"])
+    dist.Backend.register_backend("compat_b", extended, True, devices=["cpu"])
+    world = dist.group.WORLD
+    assert compat.cpu_backend_name(world) == "gloo"
+    assert compat.cpu_backend_name(dist.new_group(backend="compat_a")) == "compat_a"
+    group = dist.new_group([0, 1])
+    del asked[:]
+    for name in ("compat_a", "compat_b"):
+        store = dist.PrefixStore(f"compat/{name}", compat.group_store(world))
+        backend = compat.make_backend(name, store, group, 12.0)
+        assert asked[-1] == (dist.get_rank(group), 2, timedelta(seconds=12))
+        tensor = torch.ones(3)
+        compat.start_all_reduce(backend, tensor, dist.ReduceOp.SUM).wait()
+        assert tensor.tolist() == [2, 2, 2]
+    with pytest.raises(LookupError, match="not built in and not registered"):
+        compat.make_backend("compat_c", store, group, 12.0)
+
+
+def test_backends_of_the_registry():
+    run_ranks(2, body_backends)

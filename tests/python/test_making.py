@@ -158,7 +158,7 @@ def body_environment(rank, size):
         assert zensync.State().disabled
         return
     if rank == 2:
-        os.environ["ZENSYNC_TRANSPORT"] = "torch"
+        os.environ["ZENSYNC_TRANSPORT"] = "ucx"
         soon(zensync.State, zensync.UnsupportedError, "not in this version")
         return
     soon(zensync.State, zensync.Error, "rank [12] could not make its State: ZENSYNC_")

@@ -262,4 +262,4 @@ def body_transport(rank, size):
 
 
 def test_other_transport():
-    run_ranks(1, body_transport, env={"ZENSYNC_TRANSPORT": "torch"})
+    run_ranks(1, body_transport, env={"ZENSYNC_TRANSPORT": "carrier-pigeon"})

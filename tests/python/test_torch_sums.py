@@ -1,5 +1,8 @@
 """Sums over the torch driver equal those over the native mesh, bit for bit, for every scheme."""
 
+import os
+import time
+
 import pytest
 import torch
 import zensync
@@ -71,3 +74,16 @@ def test_bits_are_those_of_the_native_mesh(size):
         assert size == 1 or over_torch[rank][2] > 2 * _torch_driver.HEAD_BYTES
         for what, result in native[rank][0].items():
             assert over_torch[rank][0][what] == result == native[0][0][what], what
+
+
+def body_transports_differ(rank, size):
+    if rank:
+        os.environ["ZENSYNC_TRANSPORT"] = "torch"
+    started = time.monotonic()
+    with pytest.raises(zensync.MismatchError, match="transport="):
+        zensync.State(deadline_s=60)
+    assert time.monotonic() - started < 15
+
+
+def test_all_ranks_use_one_transport():
+    run_ranks(2, body_transports_differ)
