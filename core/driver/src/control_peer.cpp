@@ -1,4 +1,6 @@
 // Frames of one control connection; see control_peer.hpp. Place: driver, level 4, private.
+// Reads with one pending operation, writes at once and waits for room only when there is none: a
+// peer that does not read costs memory for aborts alone, beats are left out.
 #include "control_peer.hpp"
 
 #include <unistd.h>

@@ -1,4 +1,5 @@
 // The fault that all ranks name; see fault_board.hpp. Place: driver, level 4, private.
+// A fault is kept in the Rendezvous as the payload of an abort frame: one encoding, one decoder.
 #include "fault_board.hpp"
 
 #include <span>
