@@ -114,7 +114,8 @@ class State:
             refuse_mesh(self.group, Error("ZENSYNC_DISABLE=1 is set there, but not on all ranks"))
         else:
             self._engine, self._dense, way = open_mesh(self.group, choose)
-            self.transport = way.transport
+            if self.size > 1:
+                self.transport = way.transport
             _say_what_is_active(self, way)
             self._worker = Worker(f"zensync-{self.rank}")
         self.plans = BucketPlans(ParameterNames(module))
