@@ -190,13 +190,16 @@ class ControlMesh final : public Control, public ControlEvents {
   /// owner learns it before it is settled.
   void raise(const Error& why, bool tell) {
     const bool is_first = board_->post(why, [this](const Error& truth) {
-      asio::post(context_, [this, truth] { faults_(truth, true); });
+      asio::post(context_, [this, truth] {
+        is_settled_ = true;
+        faults_(truth, true);
+      });
     });
     if (!is_first) return;
     asio::post(context_, [this, why, tell] {
       const std::vector<std::byte> frame = encode_abort(why);
       for_each_peer([&](ControlPeer& peer) { peer.send(frame, false); });
-      if (tell) faults_(why, false);
+      if (tell && !is_settled_) faults_(why, false);  // the Rendezvous may have been faster
     });
   }
 
@@ -250,7 +253,7 @@ class ControlMesh final : public Control, public ControlEvents {
     }
     const PrefixBytes goodbye = encode_prefix(FrameKind::kGoodbye, 0);
     for_each_peer([&](ControlPeer& peer) {
-      peer.send(beat, true);
+      peer.send(beat, false);  // what it has done must be known when it is gone
       peer.send(goodbye, false);
     });
     bool unsent = false;
@@ -271,6 +274,7 @@ class ControlMesh final : public Control, public ControlEvents {
   asio::basic_waitable_timer<Clock> timer_;
   std::vector<std::unique_ptr<ControlPeer>> peers_;  // empty at this rank's place
   Clock::time_point last_tick_;
+  bool is_settled_ = false;  // on the thread: the owner knows what all ranks name
 
   mutable std::mutex mutex_;  // for what follows
   Watch watch_;

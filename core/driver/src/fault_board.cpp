@@ -27,6 +27,7 @@ bool FaultBoard::post(const Error& why, std::function<void(const Error&)> settle
     const std::lock_guard lock(mutex_);
     if (fault_) return false;
     fault_ = why;
+    posted_ = std::chrono::steady_clock::now();
     settled_ = std::move(settled);
   }
   try {
@@ -60,7 +61,7 @@ void FaultBoard::settle(const Error& own) {
 Status FaultBoard::wait(std::chrono::milliseconds limit) {
   std::unique_lock lock(mutex_);
   if (!fault_) return {};
-  changed_.wait_for(lock, limit, [this] { return is_settled_; });
+  changed_.wait_until(lock, posted_ + limit, [this] { return is_settled_; });
   return *fault_;
 }
 

@@ -5,6 +5,7 @@
 // Threads: any. Never fails: where the Rendezvous does, the fault that was first known here stays.
 #pragma once
 
+#include <chrono>
 #include <condition_variable>
 #include <functional>
 #include <memory>
@@ -25,7 +26,7 @@ class FaultBoard : public std::enable_shared_from_this<FaultBoard> {
   /// Whether `why` is the first fault here. If so it goes to the Rendezvous, and `settled` is
   /// called with what holds there, from another thread, unless `forget` came first.
   bool post(const Error& why, std::function<void(const Error&)> settled);
-  /// The fault, after waiting at most `limit` for it to be settled; ok if there is none.
+  /// The fault; until `limit` after it was posted, waits for it to be settled. ok if there is none.
   Status wait(std::chrono::milliseconds limit);
   bool has_fault();
   /// No call of `settled` begins after this.
@@ -39,6 +40,7 @@ class FaultBoard : public std::enable_shared_from_this<FaultBoard> {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::optional<Error> fault_;
+  std::chrono::steady_clock::time_point posted_;
   bool is_settled_ = false;
   std::function<void(const Error&)> settled_;
 };

@@ -27,6 +27,7 @@ Watch::Watch(Rank self, int size, Limits limits)
     : self_(self), limits_(limits), peers_(static_cast<std::size_t>(size)) {}
 
 void Watch::begin(WaitKind kind, const std::string& tensor, const char* phase) {
+  end(kind);  // the exchange before, if there was one
   Wait& wait = waits_[static_cast<std::size_t>(kind)];
   wait.active = true;
   wait.warned = false;
@@ -71,7 +72,7 @@ bool Watch::is_behind(const Progress& theirs, WaitKind kind) const {
 Rank Watch::behind() const {
   Rank found;
   for (int rank = 0; rank < static_cast<int>(peers_.size()); ++rank) {
-    if (rank == self_.value) continue;
+    if (rank == self_.value || at(Rank{rank}).left) continue;  // nothing is known of who left
     const Progress& theirs = at(Rank{rank}).progress;
     bool is = false;
     for (const WaitKind kind : {WaitKind::kJob, WaitKind::kDense}) {

@@ -5,7 +5,7 @@
 
 #include <optional>
 
-#include "mesh_records.hpp"
+#include "impostor.hpp"
 #include "messages.hpp"
 #include "strangers.hpp"
 #include "wire.hpp"
@@ -14,17 +14,8 @@
 namespace zensync::test {
 namespace {
 
-using driver::encode_prefix;
 using driver::FrameKind;
 using driver::Hello;
-
-std::vector<std::byte> frame_of(FrameKind kind, std::uint64_t length_bytes,
-                                const std::vector<std::byte>& payload) {
-  const auto prefix = encode_prefix(kind, length_bytes);
-  std::vector<std::byte> frame(prefix.size() + payload.size());
-  std::copy(payload.begin(), payload.end(), std::copy(prefix.begin(), prefix.end(), frame.data()));
-  return frame;
-}
 
 class HostileTest : public ::testing::Test {
  protected:
@@ -36,7 +27,7 @@ class HostileTest : public ::testing::Test {
       auto rendezvous = make_file_rendezvous(folder_.path());
       const std::string record = rendezvous->wait("mesh/rank/0", 5s).value();
       const std::string token = rendezvous->wait("mesh/token", 5s).value();
-      Hello hello = right_hello(record, token);
+      Hello hello = right_hello(record, token, 1, 2);
       if (change) change(hello);
       impostor_.emplace(port_of(record));
       impostor_->say(driver::encode_hello(hello));
@@ -47,26 +38,6 @@ class HostileTest : public ::testing::Test {
     auto opened = open_native_mesh(options, *files);
     impostor.join();
     return opened;
-  }
-
-  static Hello right_hello(const std::string& text, const std::string& token) {
-    std::istringstream lines(text);
-    driver::MeshRecord record;
-    std::string skipped;
-    std::getline(lines, record.format);
-    std::getline(lines, skipped);
-    std::getline(lines, skipped);
-    std::getline(lines, record.host_id);
-    std::getline(lines, record.settings);
-    Hello hello;
-    hello.size = 2;
-    hello.rank = 1;
-    for (std::size_t i = 0; i < driver::kTokenBytes; ++i) {
-      hello.token[i] = static_cast<std::byte>(std::stoi(token.substr(2 * i, 2), nullptr, 16));
-    }
-    hello.settings_digest = driver::settings_digest(record);
-    hello.host_digest = driver::host_digest(record);
-    return hello;
   }
 
   /// What rank 0's exchange says after the impostor has sent `bytes` (and is gone, if `leave`).

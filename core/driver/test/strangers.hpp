@@ -4,6 +4,7 @@
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <sys/socket.h>
 #include <sys/time.h>
 #include <unistd.h>
@@ -13,6 +14,7 @@
 #include <sstream>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "zensync/driver/rendezvous.hpp"
 
@@ -20,11 +22,17 @@ namespace zensync::test {
 
 class Stranger {
  public:
-  explicit Stranger(int port) : handle_(::socket(AF_INET, SOCK_STREAM, 0)) {
+  /// receive_bytes: how much the system takes for it without being asked, 0 for the usual.
+  explicit Stranger(int port, int receive_bytes = 0) : handle_(::socket(AF_INET, SOCK_STREAM, 0)) {
+    if (receive_bytes != 0) {
+      ::setsockopt(handle_, SOL_SOCKET, SO_RCVBUF, &receive_bytes, sizeof receive_bytes);
+    }
     sockaddr_in address{};
     address.sin_family = AF_INET;
     address.sin_port = htons(static_cast<std::uint16_t>(port));
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    const int at_once = 1;
+    ::setsockopt(handle_, IPPROTO_TCP, TCP_NODELAY, &at_once, sizeof at_once);
     connected_ =
         ::connect(handle_, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0;
   }
@@ -39,10 +47,29 @@ class Stranger {
   void say(std::span<const std::byte> bytes) {
     (void)!::send(handle_, bytes.data(), bytes.size(), MSG_NOSIGNAL);
   }
+  /// `size` bytes, or those that came before a pause of `wait_ms` or the end.
+  std::vector<std::byte> hear(std::size_t size, int wait_ms) {
+    pause_after(wait_ms);
+    std::vector<std::byte> bytes(size);
+    std::size_t at = 0;
+    while (at < size) {
+      const auto count = ::recv(handle_, bytes.data() + at, size - at, 0);
+      if (count <= 0) break;
+      at += static_cast<std::size_t>(count);
+    }
+    bytes.resize(at);
+    return bytes;
+  }
+  /// The port that its peer sees.
+  int own_port() const {
+    sockaddr_in address{};
+    socklen_t length = sizeof address;
+    ::getsockname(handle_, reinterpret_cast<sockaddr*>(&address), &length);
+    return ntohs(address.sin_port);
+  }
   /// Bytes that came within `wait_ms` before the end of the connection; −1: it is still open.
   int listen_until_closed(int wait_ms) {
-    timeval limit{wait_ms / 1000, (wait_ms % 1000) * 1000};
-    ::setsockopt(handle_, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+    pause_after(wait_ms);
     char block[4096];
     int total = 0;
     for (;;) {
@@ -54,8 +81,36 @@ class Stranger {
   }
 
  private:
+  void pause_after(int wait_ms) {
+    const timeval limit{wait_ms / 1000, (wait_ms % 1000) * 1000};
+    ::setsockopt(handle_, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+  }
+
   int handle_;
   bool connected_ = false;
+};
+
+/// Listens on a port of 127.0.0.1 and never accepts: the system takes connections, nobody answers.
+class SilentListener {
+ public:
+  SilentListener() : handle_(::socket(AF_INET, SOCK_STREAM, 0)) {
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t length = sizeof address;
+    (void)!::bind(handle_, reinterpret_cast<const sockaddr*>(&address), length);
+    (void)!::listen(handle_, 8);
+    ::getsockname(handle_, reinterpret_cast<sockaddr*>(&address), &length);
+    port_ = ntohs(address.sin_port);
+  }
+  ~SilentListener() { ::close(handle_); }
+  SilentListener(const SilentListener&) = delete;
+  SilentListener& operator=(const SilentListener&) = delete;
+  int port() const { return port_; }
+
+ private:
+  int handle_;
+  int port_ = 0;
 };
 
 /// Passes everything on, and calls `on_set(key, value)` after each `set`.

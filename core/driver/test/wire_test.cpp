@@ -63,6 +63,36 @@ TEST(Wire, BrokenAbortsAreRefused) {
   EXPECT_FALSE(decode_abort(payload_of(length)).has_value());
 }
 
+TEST(Wire, BeatsAreLittleEndianAndComeBack) {
+  Progress progress;
+  progress.jobs_begun = 0x0807060504030201ULL;
+  progress.jobs_done = 0x100F0E0D0C0B0A09ULL;
+  progress.dense_begun = 0x1817161514131211ULL;
+  progress.exchange = 0x1C1B1A19;
+  const BeatBytes bytes = encode_beat(progress);
+  const FramePrefix prefix = decode_prefix(bytes.data());
+  EXPECT_EQ(prefix.kind, static_cast<std::uint16_t>(FrameKind::kBeat));
+  EXPECT_EQ(prefix.kind, 3);
+  EXPECT_EQ(prefix.length_bytes, kBeatBytes - kPrefixBytes);
+  for (std::size_t i = 0; i < kBeatBytes - kPrefixBytes; ++i) {
+    EXPECT_EQ(std::to_integer<std::size_t>(bytes[kPrefixBytes + i]), i + 1);
+  }
+  const auto back = decode_beat(std::span(bytes).subspan(kPrefixBytes));
+  ASSERT_TRUE(back.has_value());
+  EXPECT_EQ(back->jobs_begun, progress.jobs_begun);
+  EXPECT_EQ(back->jobs_done, progress.jobs_done);
+  EXPECT_EQ(back->dense_begun, progress.dense_begun);
+  EXPECT_EQ(back->exchange, progress.exchange);
+}
+
+TEST(Wire, BeatsOfAnotherLengthAreRefused) {
+  const std::vector<std::byte> bytes(2 * kBeatBytes);
+  for (std::size_t size = 0; size <= bytes.size(); ++size) {
+    const bool right = size == kBeatBytes - kPrefixBytes;
+    EXPECT_EQ(decode_beat(std::span(bytes).first(size)).has_value(), right) << size;
+  }
+}
+
 TEST(Wire, HellosComeBack) {
   Hello hello;
   hello.size = 5;

@@ -54,8 +54,9 @@ class Control {
 
   /// Tells all peers why this rank gives up. Never waits; the first fault counts.
   virtual void report(const Error& why) = 0;
-  /// The fault that all ranks name, once it is known; after `limit` at the latest, the first one
-  /// known here. ok if there was none.
+  /// The fault that all ranks name, once it is known; the first one known here, where that takes
+  /// longer than `limit` from when it was known (so only the first call waits). ok if there was
+  /// none.
   virtual Status settle(std::chrono::milliseconds limit) = 0;
   /// The rank that holds up this one, from heartbeats; −1 where nobody is behind.
   virtual Rank behind() const = 0;
