@@ -59,8 +59,11 @@ class DenseGroup:
         if size > 1:
             self._gloo = _torch_compat.make_gloo(store, rank, size, timeout_s)
 
-    def start(self, tensor: torch.Tensor, op: Any = SUM) -> Any:
-        """Starts the sum of a contiguous tensor, in place; `finish` what this returns."""
+    def start(self, tensor: torch.Tensor, op: Any = SUM, name: str = "") -> Any:
+        """Starts the sum of a contiguous tensor, in place; `finish` what this returns.
+
+        name: what warnings call it.
+        """
         if self._cancelled.is_set():
             raise Error("the State was closed before this all-reduce was started")
         with self._lock:
@@ -75,7 +78,7 @@ class DenseGroup:
                 failure = why
             else:
                 self._running.append((work, tensor))
-                self._engine.begin_dense("")
+                self._engine.begin_dense(name)
                 return work
         what = "the dense all-reduce could not be started"
         raise self._lost(what, failure, _ASK_AT_START_S) from failure
@@ -107,9 +110,9 @@ class DenseGroup:
         with self._lock:
             self._running = [entry for entry in self._running if entry[0] is not work]
 
-    def all_reduce(self, tensor: torch.Tensor, op: Any = SUM) -> None:
+    def all_reduce(self, tensor: torch.Tensor, op: Any = SUM, name: str = "") -> None:
         """Sums a contiguous tensor over all ranks, in place."""
-        self.finish(self.start(tensor, op))
+        self.finish(self.start(tensor, op, name))
 
     def cancel(self) -> None:
         """Makes `start` and `finish` give up, from any thread."""

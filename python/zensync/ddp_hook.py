@@ -85,16 +85,16 @@ def _start(
         if agreed is not None:
             state.await_job(agreed, None)
             # By the reciprocal, before the sum: bit for bit what DDP does without a hook.
-            work = state.dense.start(rest.gather(plan).mul_(1.0 / state.size))
+            work = state.dense.start(rest.gather(plan).mul_(1.0 / state.size), name=plan.rest_name)
         use_dense = []
         for one, job in jobs:
             if state.await_job(job, one.name) == _core.Outcome.USE_DENSE:
-                use_dense.append(gradients[one.place])
+                use_dense.append(one)
         if agreed is not None:
             state.dense.finish(work)
             rest.put_back()
-        for gradient in use_dense:
-            dense_fallback(state, gradient, average=True)
+        for one in use_dense:
+            dense_fallback(state, gradients[one.place], True, one.name)
         return buffer
 
     return run

@@ -125,13 +125,13 @@ def _is_average(op: Any, tensor: torch.Tensor) -> bool:
     return True
 
 
-def dense_fallback(state: State, tensor: torch.Tensor, average: bool) -> None:
+def dense_fallback(state: State, tensor: torch.Tensor, average: bool, name: str) -> None:
     """What all ranks do when they have agreed on the dense all-reduce. On the worker's thread.
 
     The result is rounded once, and a sum of -0.0 is +0.0, as in a sparse one.
     """
     wide = tensor.float() if tensor.dtype in HALVES else tensor
-    state.dense.all_reduce(wide)
+    state.dense.all_reduce(wide, name=name)
     if wide.is_floating_point():
         wide.add_(0.0)
     if average:
@@ -163,7 +163,7 @@ def _submit_strided(
             outcome = state.await_job(job, options.name)
             with _mode(tensor):
                 if outcome == _core.Outcome.USE_DENSE:
-                    dense_fallback(state, used, options.op == _core.ReduceOp.AVG)
+                    dense_fallback(state, used, options.op == _core.ReduceOp.AVG, options.name)
                 if used.data_ptr() != whole.data_ptr():
                     whole.copy_(used)
             return [tensor]
@@ -191,8 +191,10 @@ def submit_coo(
         if state.await_job(job, options.name) == _core.Outcome.DONE:
             return parts.fetch(job)
         dense, member = parts.dense(), parts.member()
-        dense_fallback(state, dense, options.op == _core.ReduceOp.AVG)
-        state.dense.all_reduce(member, MAX)  # the union, also of rows that add up to zero
+        dense_fallback(state, dense, options.op == _core.ReduceOp.AVG, options.name)
+        state.dense.all_reduce(
+            member, MAX, options.name
+        )  # the union, also of rows that add up to zero
         return parts.from_dense(dense, member)
 
     return run

@@ -88,6 +88,8 @@ class ThreadedEngine final : public Engine {
       gone.swap(driver_);
       silent.swap(control_);
     }
+    silent.reset();
+    if (aborting_.joinable()) aborting_.join();
   }
 
   void abort(const Error& why) override {
@@ -120,13 +122,13 @@ class ThreadedEngine final : public Engine {
   }
 
   /// On the control's thread: a peer reported or caused a fault, or all ranks agreed on its name.
+  /// An abort may wait (the torch driver's for the GIL), which heartbeats must not.
   void told(const Error& why, bool final) {
-    {
-      std::lock_guard lock(mutex_);
-      if (failed_.ok() || final) failed_ = why;
-    }
-    if (const auto driver = held(driver_)) driver->abort(why);
-    wake_.notify_all();
+    std::lock_guard lock(mutex_);
+    if (failed_.ok() || final) failed_ = why;
+    if (driver_ == nullptr || aborting_.joinable()) return;
+    const BlockedSignals blocked;
+    aborting_ = std::thread([driver = driver_, why] { driver->abort(why); });
   }
 
   /// Makes `own`, or what all ranks call it, the error of this engine; returns that.
@@ -229,6 +231,7 @@ class ThreadedEngine final : public Engine {
   std::shared_ptr<Driver> driver_;    ///< null once closed; the thread has ended then
   std::shared_ptr<Control> control_;  ///< may be null; as driver_
   Runner runner_;
+  std::thread aborting_;  ///< started by `told`, joined by `close`
   std::thread thread_;
 };
 

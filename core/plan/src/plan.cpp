@@ -10,6 +10,9 @@
 namespace zensync {
 namespace {
 
+/// The others work and send in turns where the chunks of `balanced` do both at once: they must send
+/// so much less to be as quick (docs/adr/0009).
+constexpr double kWithoutOverlap = 0.88;
 constexpr std::string_view kNames[] = {"auto",     "balanced",   "recursive_doubling",
                                        "agsparse", "dense_ring", "dense"};
 
@@ -113,11 +116,13 @@ std::vector<std::uint64_t> cut_chunks(std::uint64_t slots, std::uint64_t chunks,
   return ends;
 }
 
-SchemeId choose_scheme(const TensorSpec& spec, int size, const TensorState& state) {
+SchemeId choose_scheme(const TensorSpec& spec, int size, const TensorState& state,
+                       const PlanOptions& options) {
   const bool gigantic = spec.layout == Layout::kDense && spec.elems() > kMaxChunkSlots;
   if (size == 1 || !state.counts.known() || gigantic) return SchemeId::kBalanced;
   SchemeId best = SchemeId::kBalanced;
   double least = estimate_bytes(spec, size, state.counts, best);
+  if (choose_chunk_count(spec, size, state, options) > 1) least *= kWithoutOverlap;
   for (SchemeId id : {SchemeId::kRecursiveDoubling, SchemeId::kAgSparse}) {
     const double bytes = estimate_bytes(spec, size, state.counts, id);
     if (bytes >= least) continue;
@@ -170,7 +175,7 @@ Plan make_plan(const TensorSpec& spec, int size, const TensorState& state,
   Plan plan;
   plan.scheme = options.scheme;
   if (plan.scheme == SchemeId::kAuto) {
-    plan.scheme = state.dense ? SchemeId::kDense : choose_scheme(spec, size, state);
+    plan.scheme = state.dense ? SchemeId::kDense : choose_scheme(spec, size, state, options);
   }
   plan.width = choose_width(spec, size, state, options);
   const std::uint64_t units = spec.elems() / std::max<std::uint64_t>(plan.width, 1);

@@ -90,6 +90,21 @@ TEST(Choice, TheDesignsTable) {
   EXPECT_EQ(auto_choice(make_world(Pattern::kFront, kRows, 16, 0.05)), SchemeId::kBalanced);
 }
 
+/// The same counts in a tensor whose payload takes several chunks: few bytes less are not enough.
+TEST(Choice, ChunksThatOverlapCountForSomething) {
+  TensorSpec large = kSpec;
+  large.rows = 40 * kRows;
+  const World world = make_world(Pattern::kFront, large.rows, 8, 0.01);
+  ASSERT_LT(exact_bytes(large, world, SchemeId::kRecursiveDoubling),
+            exact_bytes(large, world, SchemeId::kBalanced));
+  TensorState state;
+  state.counts = world.counts;
+  PlanOptions options;
+  EXPECT_EQ(make_plan(large, 8, state, options).scheme, SchemeId::kBalanced);
+  options.overlap = false;
+  EXPECT_EQ(make_plan(large, 8, state, options).scheme, SchemeId::kRecursiveDoubling);
+}
+
 /// Identical ranks are modelled as ranks that meet by chance in a small support, whose index is
 /// shorter than the real one: up to a third too low, for all schemes alike, until there is a
 /// planner.
