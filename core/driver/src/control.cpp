@@ -25,6 +25,8 @@ using std::chrono::duration_cast;
 
 /// How long a lost peer waits for a better explanation from the others.
 constexpr milliseconds kGrace{100};
+/// How long the end waits for the Rendezvous to take a fault.
+constexpr milliseconds kLastCall{300};
 /// How long the end waits for last words to be written.
 constexpr milliseconds kLastWords{200};
 
@@ -41,7 +43,6 @@ class ControlMesh final : public Control, public ControlEvents {
         watch_(options.mesh.rank, options.mesh.size, {options.warn_after, options.silent_after}) {}
 
   ~ControlMesh() override {
-    board_->forget();
     try {
       if (thread_.joinable()) {
         asio::post(context_, [this] { say_goodbye(); });
@@ -52,6 +53,7 @@ class ControlMesh final : public Control, public ControlEvents {
       if (thread_.joinable()) thread_.join();
     }
     for_each_peer([](ControlPeer& peer) { peer.finish(); });
+    board_->leave(kLastCall);  // no fault is raised any more: the thread has ended
   }
 
   Status open() {

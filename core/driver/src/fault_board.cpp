@@ -51,10 +51,13 @@ void FaultBoard::settle(const Error& own) {
   } catch (const std::exception&) {  // no memory: this rank's own word must do
   }
   const std::lock_guard lock(mutex_);
-  fault_ = truth;
   is_settled_ = true;
   changed_.notify_all();
-  if (settled_) settled_(truth);
+  try {
+    fault_ = truth;
+    if (settled_) settled_(truth);
+  } catch (const std::exception&) {  // no memory: whoever asks by `wait` gets what there is
+  }
   settled_ = nullptr;
 }
 
@@ -70,9 +73,10 @@ bool FaultBoard::has_fault() {
   return fault_.has_value();
 }
 
-void FaultBoard::forget() {
-  const std::lock_guard lock(mutex_);
+void FaultBoard::leave(std::chrono::milliseconds limit) {
+  std::unique_lock lock(mutex_);
   settled_ = nullptr;
+  if (fault_) changed_.wait_for(lock, limit, [this] { return is_settled_; });
 }
 
 }  // namespace zensync::driver

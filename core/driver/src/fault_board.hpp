@@ -24,13 +24,14 @@ class FaultBoard : public std::enable_shared_from_this<FaultBoard> {
       : rendezvous_(std::move(rendezvous)), key_(std::move(key)) {}
 
   /// Whether `why` is the first fault here. If so it goes to the Rendezvous, and `settled` is
-  /// called with what holds there, from another thread, unless `forget` came first.
+  /// called with what holds there, from another thread, unless `leave` came first.
   bool post(const Error& why, std::function<void(const Error&)> settled);
   /// The fault; until `limit` after it was posted, waits for it to be settled. ok if there is none.
   Status wait(std::chrono::milliseconds limit);
   bool has_fault();
-  /// No call of `settled` begins after this.
-  void forget();
+  /// No call of `settled` begins after this. Waits at most `limit` for the call to the Rendezvous,
+  /// which may be into an interpreter that is about to end.
+  void leave(std::chrono::milliseconds limit);
 
  private:
   void settle(const Error& own);

@@ -33,7 +33,8 @@ class ThreadedEngine final : public Engine {
     const BlockedSignals blocked;
     if (control_) control_->start([this](const Error& why, bool final) { told(why, final); });
     thread_ = std::thread([this] { work(); });
-    if (!failed_.ok()) abort(failed_.error());  // kernels that were asked for cannot run
+    // Kernels that were asked for cannot run. A copy: the control's thread may set `failed_` now.
+    if (const Status unusable = status(); !unusable.ok()) abort(unusable.error());
   }
 
   ~ThreadedEngine() override { close(std::chrono::milliseconds(0)); }
