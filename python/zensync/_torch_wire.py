@@ -21,8 +21,6 @@ import torch.distributed as dist
 from . import _torch_compat
 from .errors import UnsupportedError
 
-SUM = dist.ReduceOp.SUM
-
 _TAG = 1  # of all messages: some backends ignore tags, so nothing may depend on them
 _MOST_BYTES = 2**31 - 1  # MPI counts in ints, and so do libraries in its image
 _FIRST_PAUSE_S = 0.00002
@@ -44,11 +42,6 @@ class Wire(Protocol):
 
     def wait(self, work: Any, timeout_s: float) -> None:
         """Until a send or a receive has ended. Once it has raised, the wire is of no use."""
-
-    def start_all_reduce(self, tensor: torch.Tensor, op: Any = SUM) -> Any: ...
-
-    def wait_slice(self, work: Any, seconds: float) -> bool:
-        """Whether an all-reduce has ended, after at most `seconds`; it may be waited for again."""
 
     def drop(self) -> None:
         """Ends the connections; waits under way raise. From any thread, bounded, idempotent."""
@@ -77,12 +70,6 @@ class GlooWire:
         # so that it never expires before its time; 0 would mean the backend's own time-out.
         work.wait(timedelta(milliseconds=max(math.ceil(timeout_s * 1000), 1)))
 
-    def start_all_reduce(self, tensor: torch.Tensor, op: Any = SUM) -> Any:
-        return _torch_compat.start_all_reduce(self._gloo, tensor, op)
-
-    def wait_slice(self, work: Any, seconds: float) -> bool:
-        return _torch_compat.wait_slice(work, seconds)
-
     def drop(self) -> None:
         with self._lock:
             if not self._dropped:
@@ -109,12 +96,6 @@ class OtherWire:
     def wait(self, work: Any, timeout_s: float) -> None:
         if not self._poll(work, timeout_s):
             raise RuntimeError(f"not finished within {timeout_s:.3g} s")
-
-    def start_all_reduce(self, tensor: torch.Tensor, op: Any = SUM) -> Any:
-        return _torch_compat.start_all_reduce(self._backend, tensor, op)
-
-    def wait_slice(self, work: Any, seconds: float) -> bool:
-        return self._poll(work, seconds)
 
     def drop(self) -> None:
         if self._dropped.is_set():

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 import zensync
 from ranks import run_ranks, same_bits
-from test_torch_driver import HEAD, SIZES, SOON_S, everyone, message, open_driver, store_for
+from test_torch_driver import HEAD, SIZES, SOON_S, everyone, message, open_driver
 from zensync import _core, _torch_compat, _torch_driver, _torch_wire
 
 # ---- a polled backend: a transfer happens when both sides have posted, with equal counts
@@ -66,10 +66,6 @@ class MailBackend:
 
     def recv(self, tensors, peer, tag):
         return self.world.post((peer, self.rank), 1, tensors[0])
-
-    def allreduce(self, tensors, options):
-        """Not a sum: this is about waiting. Ends when rank 1 starts one."""
-        return self.world.post((0, 1), self.rank, tensors[0])
 
     def abort(self):
         if not self.aborts:
@@ -145,19 +141,6 @@ def test_polled_abort(aborts):
     on_threads(2, body, aborts)
 
 
-def test_polled_all_reduce():
-    world = MailWorld()
-    wires = [_torch_wire.OtherWire(MailBackend(world, rank, True), "mail") for rank in (0, 1)]
-    work = wires[0].start_all_reduce(torch.ones(3))
-    assert not wires[0].wait_slice(work, 0.05)
-    assert wires[1].wait_slice(wires[1].start_all_reduce(torch.ones(3)), 0.05)
-    assert wires[0].wait_slice(work, 0.05)
-    work = wires[0].start_all_reduce(torch.ones(3))
-    wires[0].drop()
-    with pytest.raises(RuntimeError, match="closed"):
-        wires[0].wait_slice(work, 5)
-
-
 def test_a_message_that_no_backend_can_count():
     wire = _torch_wire.OtherWire(MailBackend(MailWorld(), 0, True), "mpi")
     assert not wire.pads
@@ -231,24 +214,6 @@ def register():
         dist.Backend.register_backend("mute", make_mute, devices=["cpu"])
 
 
-def body_dense(rank, size, wire):
-    """What a dense group needs of a wire."""
-    assert wire.pads
-    tensor = torch.full((7,), rank + 1.0)
-    time.sleep(0.3 * rank)
-    work = wire.start_all_reduce(tensor)
-    slices = 0
-    while not wire.wait_slice(work, 0.05):
-        slices += 1
-    assert slices or rank
-    assert tensor.tolist() == [sum(range(1, size + 1))] * 7
-    dist.barrier()
-    wire.drop()
-    wire.drop()
-    with pytest.raises(RuntimeError):
-        wire.wait_slice(wire.start_all_reduce(tensor), 5)
-
-
 def body_registered(rank, size):
     register()
     for name in ("thin", "thick"):
@@ -263,7 +228,6 @@ def body_registered(rank, size):
         zensync.all_reduce(tensor, group=group)
         assert tensor.sum() == 50 * sum(range(1, size + 1))
         assert same_bits(tensor)
-        body_dense(rank, size, _torch_wire.open_wire(group, store_for(f"dense/{name}"), 20.0))
     mute = dist.new_group(backend="mute")
     started = time.monotonic()
     with pytest.raises(zensync.UnsupportedError) as why:
