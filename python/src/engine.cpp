@@ -1,6 +1,6 @@
-// An engine over the native mesh. Place: python, level 6. Owns the engine and the rendezvous; every
-// call that may wait releases the GIL. A process forked from the owner has none of its threads:
-// there the engine is left alone, its memory kept.
+// An engine over the native mesh or the torch driver. Place: python, level 6. Owns the engine and
+// the rendezvous; every call that may wait releases the GIL. A process forked from the owner has
+// none of its threads: there the engine is left alone, its memory kept.
 #include "engine.hpp"
 
 #include <nanobind/stl/pair.h>
@@ -209,7 +209,7 @@ std::vector<std::string> take_notices(const EngineHandle& self) {
 }  // namespace
 
 void bind_engine(nb::module_& module) {
-  nb::class_<EngineHandle>(module, "Engine", "Jobs of one State over the native mesh.")
+  nb::class_<EngineHandle>(module, "Engine", "Jobs of one State.")
       .def("submit_dense", &submit<DenseTensor>, nb::arg("tensor"), nb::arg("options"))
       .def("submit_coo", &submit<CooTensor>, nb::arg("tensor"), nb::arg("options"))
       .def("agree", &agree, nb::arg("items"))
@@ -217,7 +217,7 @@ void bind_engine(nb::module_& module) {
            nb::arg("starts_dense"))
       .def_prop_ro("error",
                    [](const EngineHandle& self) { return to_object(self.engine().status()); })
-      .def_prop_ro("wire_count", &wire_count, "Bytes (sent, received) over the mesh so far.")
+      .def_prop_ro("wire_count", &wire_count, "Bytes (sent, received) by exchanges so far.")
       .def("begin_dense", &begin_dense, nb::arg("name"))
       .def("end_dense", &end_dense)
       .def("take_notices", &take_notices)

@@ -30,9 +30,10 @@ struct OpenOptions {
   std::string settings() const;
 };
 
-/// `options` may have: name, address, scheme, max_bytes, deadline_s, verify, hosts, timeout_s,
-/// open_link and, for tests and comparisons, codec, partition and parts (of a row); None means "not
-/// given". ZENSYNC_VERIFY overrides `verify`. Errors: kInvalid, kUnsupported. Needs the GIL.
+/// `options` may have: name, address, scheme, max_bytes, deadline_s, silent_after_s, verify, hosts,
+/// timeout_s, connect_timeout_s, control, open_link and, for tests and comparisons, beat_s,
+/// warn_after_s, faults, codec, partition and parts (of a row); None means "not given".
+/// ZENSYNC_VERIFY overrides `verify`. Errors: kInvalid, kUnsupported. Needs the GIL.
 Result<OpenOptions> parse_options(const nanobind::dict& options);
 
 /// Seconds as milliseconds, at least 1.

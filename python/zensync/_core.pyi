@@ -145,11 +145,12 @@ class Rendezvous(Protocol):
 def open_engine(
     rank: int, size: int, rendezvous: Rendezvous, options: dict[str, Any]
 ) -> Engine | ErrorInfo:
-    """Opens the native mesh; a collective call.
+    """Opens the control connections and the native mesh, or with open_link (gives a Link once all
+    ranks have come) the torch driver; a collective call.
 
-    options: name, address, scheme, max_bytes, deadline_s, verify, hosts, timeout_s,
-    connect_timeout_s, beat_s, warn_after_s, silent_after_s, codec, partition,
-    parts, control, faults (see driver/faulty.hpp, for tests); None: not given.
+    options: name, address, scheme, max_bytes, deadline_s, silent_after_s, verify, hosts, timeout_s,
+    connect_timeout_s, control, open_link and, for tests and comparisons, beat_s, warn_after_s,
+    faults (see driver/faulty.hpp), codec, partition, parts; None: not given.
     """
 
 def address_towards(host: str, port: int, interface_name: str = "") -> str | ErrorInfo: ...

@@ -1,4 +1,4 @@
-"""Opens what a State needs on the network: the engine over the native mesh, and the dense group.
+"""Opens what a State needs on the network: the engine over its transport, and the dense group.
 
 Collective: all ranks of the group make their States in the same order. What goes wrong on one rank
 ends the attempt of all (`_attempt.py`), and the next one has keys of its own.

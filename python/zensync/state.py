@@ -1,4 +1,4 @@
-"""A State: what one group of ranks synchronises with; its own mesh, engine and worker.
+"""A State: what one group of ranks synchronises with; its own connections, engine and worker.
 
 States never wait for each other. Making one is a collective call. All calls on one State are made
 in the same order on all ranks; its jobs run in that order. Every future ends; after an error that
@@ -286,7 +286,7 @@ class State:
     def stats(self) -> dict[str, Any]:
         """Counts since the State was made.
 
-        jobs, failed: calls. sent_bytes, received_bytes: over the mesh, headers included.
+        jobs, failed: calls. sent_bytes, received_bytes: by exchanges, headers included.
         dense_bytes: handed to the dense all-reduce. sync_s: seconds in which a call was under
         way. tensors: last report by name.
         """
