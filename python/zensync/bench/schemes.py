@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 import zensync
 
+from ..lab.processes import host_of
 from .config import BROKEN_SCHEME, OUR_SCHEMES, Config
 from .inputs import Workload
 
@@ -40,7 +41,7 @@ class _Zensync:
         if config.parts is not None:
             tuning["parts"] = config.parts
         size = dist.get_world_size()
-        hosts = [rank * config.hosts // size for rank in range(size)]
+        hosts = [host_of(rank, size, config.hosts) for rank in range(size)]
         self._state = zensync.State(scheme=name, hosts=hosts, _tuning=tuning)
         self.transport = self._state.transport
         self._tensor = torch.empty(0)
