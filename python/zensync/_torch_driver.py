@@ -26,7 +26,7 @@ import torch.distributed as dist
 
 from . import _core, _torch_compat
 from ._torch_wire import GlooWire, Wire, open_wire
-from .errors import DeadlineError, PeerLostError, UnsupportedError
+from .errors import CapacityError, DeadlineError, PeerLostError, UnsupportedError
 
 HEAD_BYTES = 64 * 1024
 
@@ -153,6 +153,11 @@ class TorchLink:
         except _RefusedError as why:
             self._give_up()
             return why.info
+        except OverflowError as why:  # of a wire: more bytes than its backend can count
+            self._give_up()
+            info = _core.ErrorInfo(CapacityError.kind, str(why))
+            info.rank = info.culprit = self._rank
+            return info
         except BaseException:
             self._give_up()
             raise

@@ -146,6 +146,10 @@ def test_a_message_that_no_backend_can_count():
     assert not wire.pads
     with pytest.raises(OverflowError, match="max_bytes="):
         wire.send(1, torch.empty(2**31, dtype=torch.uint8))
+    link = _torch_driver.TorchLink(wire, 0, 2)
+    info = link._guarded(lambda: wire.recv(1, torch.empty(2**31, dtype=torch.uint8)))
+    assert (info.kind, info.rank, info.culprit) == ("capacity", 0, 0)
+    assert "max_bytes=" in info.message
 
 
 class Memory:
