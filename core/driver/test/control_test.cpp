@@ -228,6 +228,25 @@ TEST(ControlRendezvous, ThatBlocksForEverHoldsNobodyUp) {
   EXPECT_EQ(inside, 0);
 }
 
+/// Its call may be into an interpreter, which ends once all States have.
+TEST(ControlRendezvous, ThatIsSlowHasAnsweredWhenItsRankEnds) {
+  std::atomic<int> begun{0};
+  std::atomic<int> inside{0};
+  const auto slow = [&]() -> Result<std::string> {
+    ++inside;
+    ++begun;
+    std::this_thread::sleep_for(100ms);
+    --inside;
+    return std::string();
+  };
+  ControlWorld world(2, odd_plan(slow));
+  world.at(0).report(kReason);
+  while (begun == 0) std::this_thread::sleep_for(1ms);
+  EXPECT_GT(inside, 0);
+  for (int rank = 0; rank < 2; ++rank) world.close(rank);
+  EXPECT_EQ(inside, 0);
+}
+
 /// Where ranks cannot connect to each other, the Rendezvous alone says what the fault is.
 TEST(ControlWithoutConnections, RanksAgreeOnceEachHasAFaultOfItsOwn) {
   ControlPlan plan;
