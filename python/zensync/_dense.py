@@ -23,6 +23,7 @@ SUM, MAX = dist.ReduceOp.SUM, dist.ReduceOp.MAX
 _SPIN_S = 0.002  # polled this long before sleeping in slices: most small all-reduces end in it
 _POLL_S = 0.00002
 _SLICE_S = 0.05
+_CONNECT_S = 30.0
 _LAST_WAIT_S = 1.0  # for an all-reduce that all ranks have entered to end
 _CLOSED_S = 0.2  # for what is left to end once the connections are closed
 _ASK_S = 1.0  # for the control connections to say who is gone
@@ -42,6 +43,7 @@ class DenseGroup:
     """All-reduces over the ranks of one State. Opening is collective; size 1 sends nothing.
 
     engine: the State's, whose control connections know which rank is gone, silent or slow.
+    timeout_s: for one all-reduce. Connecting has less: all ranks have come when it begins.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class DenseGroup:
     ) -> None:
         self.size = size
         self._rank = rank
+        self._timeout_s = timeout_s
         self.handed_bytes = 0
         self._engine = engine
         self._cancelled = threading.Event()
@@ -57,7 +60,7 @@ class DenseGroup:
         self._running: list[tuple[Any, torch.Tensor]] = []
         self._gloo: Any = None
         if size > 1:
-            self._gloo = _torch_compat.make_gloo(store, rank, size, timeout_s)
+            self._gloo = _torch_compat.make_gloo(store, rank, size, min(timeout_s, _CONNECT_S))
 
     def start(self, tensor: torch.Tensor, op: Any = SUM, name: str = "") -> Any:
         """Starts the sum of a contiguous tensor, in place; `finish` what this returns.
@@ -73,7 +76,7 @@ class DenseGroup:
             if self.size == 1 or tensor.numel() == 0:
                 return None
             try:
-                work = _torch_compat.start_all_reduce(self._gloo, tensor, op)
+                work = _torch_compat.start_all_reduce(self._gloo, tensor, op, self._timeout_s)
             except RuntimeError as why:
                 failure = why
             else:

@@ -29,6 +29,7 @@ _LAST_WAIT_S = 0.1  # for an engine that has had no job
 _LOOPBACK = "127.0.0.1"
 
 _CONNECT_TIMEOUT_S = 30.0  # once all ranks have come
+_AGAIN_S = 60.0  # for the next way: all ranks were there a moment ago
 _logger = logging.getLogger("zensync")
 
 _locks: weakref.WeakKeyDictionary[dist.ProcessGroup, threading.RLock] = weakref.WeakKeyDictionary()
@@ -147,13 +148,15 @@ def _open_at_last(group: dist.ProcessGroup, choose: Callable[[], dict[str, Any]]
             return _Opening(attempt, group, store, until).run(left[0], options)
         except PeerFailed as why:
             if _goes_on(attempt, left):
+                until = min(until, time.monotonic() + _AGAIN_S)
                 continue
             if not attempt.is_missing() or time.monotonic() >= until:
                 raise why.error from None
         except UnreachableError as why:
             attempt.fail(why)
             if not _goes_on(attempt, left):
-                raise why.error from None
+                raise attempt.first_error(why.error) from None
+            until = min(until, time.monotonic() + _AGAIN_S)
         except MismatchError as why:  # each rank saw a difference of its own
             attempt.fail(why)
             raise attempt.first_error(why) from None
@@ -210,7 +213,8 @@ class _Opening:
         store = _torch_compat.own_client(self._store)
         prefixed = dist.PrefixStore(f"{self._attempt.prefix}/link", store)
         try:
-            return _torch_driver.open_link(self._group, prefixed, self._left_s())
+            timeout_s = min(self._left_s(), _CONNECT_TIMEOUT_S)  # all ranks have come
+            return _torch_driver.open_link(self._group, prefixed, timeout_s)
         except BaseException as why:
             self._raised = why
             raise

@@ -98,10 +98,11 @@ def make_backend(name: str, store: dist.Store, group: dist.ProcessGroup, timeout
     raise LookupError("it is not built in and not registered, or for devices only")
 
 
-def start_all_reduce(gloo: Any, tensor: torch.Tensor, op: Any) -> Any:
-    """Starts an all-reduce of a backend that `make_gloo` made."""
+def start_all_reduce(gloo: Any, tensor: torch.Tensor, op: Any, timeout_s: float) -> Any:
+    """Starts an all-reduce of a backend that `make_gloo` made; it fails after `timeout_s`."""
     options = dist.AllreduceOptions()
     options.reduceOp = op
+    options.timeout = timedelta(seconds=timeout_s)
     return gloo.allreduce([tensor], options)
 
 

@@ -218,7 +218,7 @@ def body_backends(rank, size):
         backend = compat.make_backend(name, store, group, 12.0)
         assert asked[-1] == (dist.get_rank(group), 2, timedelta(seconds=12))
         tensor = torch.ones(3)
-        compat.start_all_reduce(backend, tensor, dist.ReduceOp.SUM).wait()
+        compat.start_all_reduce(backend, tensor, dist.ReduceOp.SUM, 10.0).wait()
         assert tensor.tolist() == [2, 2, 2]
     with pytest.raises(LookupError, match="not built in and not registered"):
         compat.make_backend("compat_c", store, group, 12.0)

@@ -152,7 +152,8 @@ class ControlMesh final : public Control, public ControlEvents {
     auto records = exchange_records(options_.mesh, 0, *rendezvous_, deadline);
     if (!records.ok()) return records.error();
     topology_ = topology_of(records.value().ranks);
-    for (int rank = 0; rank < options_.mesh.size; ++rank) watch_.left(Rank{rank});  // not judged
+    for (int rank = 0; rank < options_.mesh.size; ++rank)
+      watch_.left(Rank{rank}, false);  // not judged
     return {};
   }
 
@@ -224,7 +225,7 @@ class ControlMesh final : public Control, public ControlEvents {
   void on_lost(Rank from, const std::string& how) override {
     {
       const std::lock_guard lock(mutex_);
-      watch_.left(from);
+      watch_.left(from, false);
     }
     if (board_->has_fault()) return;
     const auto grace = std::make_shared<asio::steady_timer>(context_, kGrace);

@@ -98,8 +98,8 @@ class Connector {
     return make_error(ErrorKind::kUnsupported,
                       what + std::to_string(options_.connect_timeout.count()) +
                           " ms, though all ranks have come: " + address_of(first) +
-                          " cannot be reached from here (GLOO_SOCKET_IFNAME chooses another "
-                          "interface, ZENSYNC_TRANSPORT=torch needs no connections of its own)",
+                          " cannot be reached from here, or its process is gone "
+                          "(GLOO_SOCKET_IFNAME chooses another interface)",
                       first);
   }
 

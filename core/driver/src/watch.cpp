@@ -50,14 +50,17 @@ void Watch::heard(Rank peer, const Progress& progress) {
   at(peer).silence = milliseconds{0};
 }
 
-void Watch::left(Rank peer) { at(peer).left = true; }
+void Watch::left(Rank peer, bool in_good_order) {
+  at(peer).left = true;
+  at(peer).in_good_order = in_good_order;
+}
 
 bool Watch::is_waiting() const { return waits_[0].active || waits_[1].active; }
 
 std::optional<Error> Watch::missed_by(Rank peer) const {
   const Peer& gone = at(peer);
   const Wait& job = waits_[static_cast<std::size_t>(WaitKind::kJob)];
-  if (!gone.left || !job.active || gone.progress.jobs_done >= own_.jobs_begun) return {};
+  if (!gone.in_good_order || !job.active || gone.progress.jobs_done >= own_.jobs_begun) return {};
   Error error = lost_error(self_, peer, "it closed its State before this job");
   error.tensor = job.tensor;
   return error;

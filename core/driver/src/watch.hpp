@@ -52,7 +52,7 @@ class Watch {
 
   void heard(Rank peer, const Progress& progress);
   /// The peer closed in good order, or was lost; it is not judged any more.
-  void left(Rank peer);
+  void left(Rank peer, bool in_good_order = true);
   bool has_left(Rank peer) const { return at(peer).left; }
   /// Whether this rank waits in a job that a peer which left had not done.
   std::optional<Error> missed_by(Rank peer) const;
@@ -67,6 +67,7 @@ class Watch {
     Progress progress;
     milliseconds silence{0};
     bool left = false;
+    bool in_good_order = false;
   };
   struct Wait {
     bool active = false;

@@ -12,7 +12,7 @@ namespace {
 
 /// The others work and send in turns where the chunks of `balanced` do both at once: they must send
 /// so much less to be as quick (docs/adr/0009).
-constexpr double kWithoutOverlap = 0.88;
+constexpr double kWithoutOverlap = 0.75;
 constexpr std::string_view kNames[] = {"auto",     "balanced",   "recursive_doubling",
                                        "agsparse", "dense_ring", "dense"};
 
