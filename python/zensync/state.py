@@ -181,13 +181,14 @@ class State:
             interrupt: BaseException | None = None
             try:
                 run = start()
+                pending = self._worker.submit(lambda: self._finish(start, run, jobs))
             except BaseException as why:
                 if not jobs:
                     raise
-                run = _raiser(as_error(why, self.rank))
+                failed = _raiser(as_error(why, self.rank))
                 self._abort(as_error(why, self.rank))  # the jobs would wait for their like
                 interrupt = None if isinstance(why, Exception) else why
-            pending = self._worker.submit(lambda: self._finish(start, run, jobs))
+                pending = self._worker.submit(lambda: self._finish(start, failed, jobs))
         if interrupt is not None:
             raise interrupt
         return pending

@@ -112,9 +112,13 @@ class ControlMesh final : public Control, public ControlEvents {
     watch_.end(WaitKind::kJob);
   }
   void begin_dense(const std::string& tensor) override {
-    const std::lock_guard lock(mutex_);
-    ++watch_.own().dense_begun;
-    watch_.begin(WaitKind::kDense, tensor, "");
+    {
+      const std::lock_guard lock(mutex_);
+      ++watch_.own().dense_begun;
+      watch_.begin(WaitKind::kDense, tensor, "");
+      if (!anybody_left_) return;
+    }
+    asio::post(context_, [this] { look_for_missing(); });
   }
   void end_dense() override {
     const std::lock_guard lock(mutex_);

@@ -59,10 +59,15 @@ bool Watch::is_waiting() const { return waits_[0].active || waits_[1].active; }
 
 std::optional<Error> Watch::missed_by(Rank peer) const {
   const Peer& gone = at(peer);
-  const Wait& job = waits_[static_cast<std::size_t>(WaitKind::kJob)];
-  if (!gone.in_good_order || !job.active || gone.progress.jobs_done >= own_.jobs_begun) return {};
-  Error error = lost_error(self_, peer, "it closed its State before this job");
-  error.tensor = job.tensor;
+  const auto& [job, dense] = waits_;
+  if (!gone.in_good_order) return {};
+  const bool misses_job = job.active && gone.progress.jobs_done < own_.jobs_begun;
+  const bool misses_dense = dense.active && gone.progress.dense_begun < own_.dense_begun;
+  if (!misses_job && !misses_dense) return {};
+  Error error = lost_error(self_, peer,
+                           misses_job ? "it closed its State before this job"
+                                      : "it closed its State before this dense all-reduce");
+  error.tensor = misses_job ? job.tensor : dense.tensor;
   return error;
 }
 

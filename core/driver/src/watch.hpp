@@ -54,7 +54,8 @@ class Watch {
   /// The peer closed in good order, or was lost; it is not judged any more.
   void left(Rank peer, bool in_good_order = true);
   bool has_left(Rank peer) const { return at(peer).left; }
-  /// Whether this rank waits in a job that a peer which left had not done.
+  /// Whether this rank waits in a job that a peer which left had not done, or in a dense all-reduce
+  /// that it had not begun.
   std::optional<Error> missed_by(Rank peer) const;
 
   Verdict tick(milliseconds elapsed);

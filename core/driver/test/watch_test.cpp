@@ -286,6 +286,21 @@ TEST_F(WatchTest, WhoLeftIsMissedOnlyByAJobItHadNotDone) {
   EXPECT_FALSE(watch_.missed_by(Rank{2}).has_value());
 }
 
+TEST_F(WatchTest, WhoLeftIsMissedByADenseAllReduceItHadNotBegun) {
+  watch_.heard(Rank{2}, progress_of(4, 4, 1, 6));
+  watch_.left(Rank{2});
+  watch_.own() = progress_of(4, 4, 1, 5);
+  wait_in_dense(6);
+  EXPECT_FALSE(watch_.missed_by(Rank{2}).has_value());  // it has begun its part
+  watch_.end(WaitKind::kDense);
+  wait_in_dense(7);
+  const auto missed = watch_.missed_by(Rank{2});
+  ASSERT_TRUE(missed.has_value());
+  EXPECT_EQ(missed->culprit.value, 2);
+  watch_.left(Rank{2}, false);  // lost: that is told with its own reason
+  EXPECT_FALSE(watch_.missed_by(Rank{2}).has_value());
+}
+
 /// Two waits at once: a job of the engine and a dense all-reduce of the caller.
 TEST_F(WatchTest, BothWaitsAreWatched) {
   wait_in_job(1, 1);
