@@ -12,7 +12,7 @@ from typing import Any
 
 from . import torchrun
 from .config import Config
-from .options import Place, check_common, make_parser, parse
+from .options import Place, check_common, make_parser, measures_parts, parse
 from .result import Table, show, write_json
 
 
@@ -21,7 +21,7 @@ def main() -> int:
     parser = make_parser()
     given = parser.parse_args()
     check_common(parser, given)
-    if given.kernels or given.bytes or given.exchange:
+    if measures_parts(given):
         return _report(given, _measure(given), {})
     world = torchrun.world()
     if world is not None and world[0] != 0:
@@ -54,6 +54,10 @@ def _measure(options: argparse.Namespace) -> list[Table]:
         from . import exchange
 
         tables += exchange.run()
+    if options.failures:
+        from . import failures
+
+        tables += failures.run()
     return tables
 
 

@@ -45,14 +45,17 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message}\n")
 
 
+_PARTS = ("kernels", "bytes", "exchange", "failures")
+
+
 def make_parser() -> argparse.ArgumentParser:
     """All options. Those of the synchronisation have no defaults here: see `_DEFAULTS`."""
     parser = _Parser(
         prog="zensync bench",
-        description="Measures complete synchronisations, or with --kernels, --bytes, --exchange "
-        "parts of them; docs/bench.md says what and how. Starts its own ranks, or runs as one of "
-        "torchrun's. Exit status: 0; 1 if a result is wrong, or with --check a target is missed; "
-        "2 if it cannot run.",
+        description="Measures complete synchronisations, or with --kernels, --bytes, --exchange, "
+        "--failures parts of them; docs/bench.md says what and how. Starts its own ranks, or runs "
+        "as one of torchrun's. Exit status: 0; 1 if a result is wrong, or with --check a target is "
+        "missed; 2 if it cannot run.",
     )
     sync = parser.add_argument_group("synchronisations")
     add = sync.add_argument
@@ -75,6 +78,7 @@ def make_parser() -> argparse.ArgumentParser:
     parts.add_argument("--kernels", action="store_true", help="find, encode, write back, coalesce")
     parts.add_argument("--bytes", action="store_true", help="wire bytes against the ideal; balance")
     parts.add_argument("--exchange", action="store_true", help="latency of the native mesh")
+    parts.add_argument("--failures", action="store_true", help="seconds until faults are named")
     parser.add_argument("--data", help="folder of the real text (default: ZENSYNC_DATA or ./data)")
     parser.add_argument(
         "--offline", action="store_true", help="fetch nothing; say what is used instead"
@@ -90,10 +94,16 @@ def check_common(parser: argparse.ArgumentParser, given: argparse.Namespace) -> 
     """What holds for all modes; ends the program if it does not."""
     if given.json and given.json != "-" and not Path(given.json).resolve().parent.is_dir():
         parser.error(f"--json: there is no folder {Path(given.json).parent}")
-    if given.kernels or given.bytes or given.exchange:
+    if measures_parts(given):
         for name in _DEFAULTS:
             if getattr(given, name) is not None:
-                parser.error(f"--{name} has no effect with --kernels, --bytes or --exchange")
+                parts = ", ".join(f"--{part}" for part in _PARTS)
+                parser.error(f"--{name} has no effect with {parts}")
+
+
+def measures_parts(given: argparse.Namespace) -> bool:
+    """Whether parts are measured in place of synchronisations."""
+    return any(getattr(given, part) for part in _PARTS)
 
 
 def parse(

@@ -1,0 +1,117 @@
+"""`zensync bench --failures`: how soon all ranks know that they disagree, or that one was killed.
+
+Three processes on loopback, once per transport. First rank 1 hands over another shape than the
+others; then, in a State made anew, it kills itself between two sums. Seconds are those of the
+slowest rank, from the instant at which all had come (mismatch) or just before the kill, on the
+monotonic clock that processes of a machine share. `same`: 1 if all named rank 1, with one class.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from .result import Row, Table
+
+_RANKS = 3
+_CULPRIT = 1
+_TIMEOUT_S = 120
+_STEPS_BEFORE = 10
+_CODE = "from zensync.bench.failures import rank_main; rank_main()"
+
+
+def run() -> list[Table]:
+    """Seconds until all ranks know, over fault × transport."""
+    title = "seconds until all ranks name the culprit, 3 ranks, loopback"
+    return [Table(title, [row for transport in ("native", "torch") for row in _rows(transport)])]
+
+
+def _rows(transport: str) -> list[Row]:
+    with tempfile.TemporaryDirectory() as folder:
+        environment = os.environ | {"ZENSYNC_TRANSPORT": transport, "OMP_NUM_THREADS": "1"}
+        children = [
+            subprocess.Popen(
+                [sys.executable, "-c", _CODE, str(rank), folder], env=environment
+            )
+            for rank in range(_RANKS)
+        ]  # fmt: skip
+        until = time.monotonic() + _TIMEOUT_S
+        try:
+            for child in children:
+                child.wait(max(until - time.monotonic(), 0.1))
+        finally:
+            for child in children:
+                if child.poll() is None:
+                    child.kill()
+                    child.wait()
+        ends = [json.loads(path.read_text()) for path in sorted(Path(folder).glob("rank*.json"))]
+        killed_at = float((Path(folder) / "killed").read_text())
+    survivors = [end for end in ends if end["rank"] != _CULPRIT]
+    came = max(end["came"] for end in ends)
+    return [
+        _row("another shape on one rank", transport, [end["mismatch"] for end in ends], came, 2.0),
+        _row("kill -9", transport, [end["lost"] for end in survivors], killed_at, 10.0),
+    ]
+
+
+def _row(
+    fault: str, transport: str, ends: list[dict[str, Any]], since: float, target: float
+) -> Row:
+    seconds = max(end["at"] for end in ends) - since
+    named = {(end["kind"], end["culprit"]) for end in ends}
+    same = len(named) == 1 and (fault != "kill -9" or named == {("PeerLostError", _CULPRIT)})
+    return {
+        "fault": fault,
+        "transport": transport,
+        "seconds": seconds,
+        "error": " ".join(sorted(kind for kind, _ in named)),
+        "same": int(same),
+        "target": f"≤ {target:g}",
+        "met": same and seconds <= target,
+    }
+
+
+def rank_main() -> None:
+    """One rank; arguments: rank, folder."""
+    import torch
+    import torch.distributed as dist
+
+    import zensync
+
+    rank, folder = int(sys.argv[1]), Path(sys.argv[2])
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=_RANKS
+    )
+
+    def caught(columns: int, steps: int) -> dict[str, Any]:
+        state = zensync.State()
+        dist.barrier()
+        end["came"] = end.get("came") or time.monotonic()
+        try:
+            for _ in range(steps):
+                zensync.all_reduce(torch.ones(500, columns), name="table", state=state)
+            if rank == _CULPRIT:
+                (folder / "killed").write_text(str(time.monotonic()))
+                os.kill(os.getpid(), signal.SIGKILL)
+            zensync.all_reduce(torch.ones(500, columns), name="table", state=state)
+        except zensync.Error as why:
+            at, kind, culprit = time.monotonic(), type(why).__name__, why.culprit
+            state.close()
+            return {"at": at, "kind": kind, "culprit": culprit}
+        raise SystemExit(f"rank {rank}: no error came")
+
+    end: dict[str, Any] = {"rank": rank}
+    path = folder / f"rank{rank}.json"
+    end["mismatch"] = caught(8 if rank == _CULPRIT else 4, 1)
+    path.write_text(json.dumps(end))  # of the rank that dies, too
+    end["lost"] = caught(4, _STEPS_BEFORE)
+    path.write_text(json.dumps(end))
+    # The group has lost a rank: nothing of it is waited for.
