@@ -26,6 +26,8 @@ from .errors import Error, MismatchError, PeerLostError, UnsupportedError, make_
 
 _DEFAULT_TIMEOUT_S = 1800.0
 _LAST_WAIT_S = 0.1  # for an engine that has had no job
+_ASK_S = 1.0  # for the control connections to say who is gone
+_ASK_SLICE_S = 0.01
 _LOOPBACK = "127.0.0.1"
 
 _CONNECT_TIMEOUT_S = 30.0  # once all ranks have come
@@ -201,9 +203,32 @@ class _Opening:
         engine = self._open_engine(way, options)
         try:
             return Opened(engine, self._open_dense(engine, options["deadline_s"]), way)
-        except BaseException:
+        except BaseException as why:
+            error = self._settled(engine, why)
             engine.close(_LAST_WAIT_S)
-            raise
+            if error is why:
+                raise
+            raise error from why
+
+    def _settled(self, engine: _core.Engine, why: BaseException) -> BaseException:
+        """What ended the making of a State whose engine runs already: a peer may have gone.
+
+        Peers whose States are made are told, so that they do not blame this rank for leaving.
+        """
+        if not isinstance(why, RuntimeError):  # a note of the attempt, or an interrupt
+            return why
+        until = time.monotonic() + _ASK_S
+        while engine.error is None and time.monotonic() < until:
+            time.sleep(_ASK_SLICE_S)
+        if engine.error is None:
+            text = f"rank {self._rank} could not make its State: {why}"
+            known = why if isinstance(why, Error) else PeerLostError(text)
+            info = _core.ErrorInfo(known.kind, text)
+            info.rank = self._rank
+            info.culprit = self._rank if known.culprit is None else known.culprit
+            engine.abort(info)
+            return why
+        return make_error(engine.error)
 
     def _left_s(self) -> float:
         return max(self._until - time.monotonic(), 0.001)

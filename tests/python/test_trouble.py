@@ -188,7 +188,7 @@ def body_hook_fails(rank, size):
         state._submitted = lambda job, jobs=jobs, real=real: jobs.append(job) or real(job)
         if rank == 1:
 
-            def broken(*_, method=method):
+            def broken(*_, method=method, **__):
                 raise ValueError(f"made in {method}")
 
             setattr(state._dense, method, broken)
@@ -201,7 +201,8 @@ def body_hook_fails(rank, size):
         assert jobs
         assert all(job.done() for job in jobs)
         if rank == 1:
-            assert state.last_error.message == f"ValueError while synchronising: made in {method}"
+            expected = f"ValueError while synchronising: made in {method}"
+            assert state.last_error.message == expected, state.last_error
         assert state.last_error.culprit == 1, state.last_error
         state.close()
 
