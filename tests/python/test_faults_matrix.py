@@ -56,17 +56,11 @@ def fault(kind, exchange, peer):
 
 def sums(me, scheme, faults, deadline_s=20.0):
     """The first error of some sums on a State of their own; right sums are checked on the way."""
-    made = []
-
-    def run():
-        made.append(zensync.State(scheme=scheme, deadline_s=deadline_s, _tuning={"faults": faults}))
-        dist.barrier()  # who dies at once must not do so while others still make their States
-        for turn in range(JOBS):
-            add_up(me, made[0], turn, full=scheme == "dense")
-
-    outcome = outcome_of(run)
-    for state in made:
-        state.close()
+    state = zensync.State(scheme=scheme, deadline_s=deadline_s, _tuning={"faults": faults})
+    dist.barrier()  # who dies at once must not do so while others still make their States
+    full = scheme == "dense"
+    outcome = outcome_of(lambda: [add_up(me, state, turn, full=full) for turn in range(JOBS)])
+    state.close()
     return outcome
 
 
