@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ _SLICE_S = 0.05
 _CONNECT_S = 30.0
 _LAST_WAIT_S = 1.0  # for an all-reduce that all ranks have entered to end
 _CLOSED_S = 0.2  # for what is left to end once the connections are closed
-_ASK_S = 1.0  # for the control connections to say who is gone
+ASK_S = 1.0  # for the control connections to say who is gone
 _ASK_AT_START_S = 0.3  # less, so that the rank with the cause speaks before those it breaks off
 
 
@@ -37,6 +38,18 @@ def tell_notices(engine: _core.Engine) -> None:
     """Logs what the heartbeats say of ranks that are waited for, as warnings."""
     for text in engine.take_notices():
         _logger.warning("zensync: %s", text)
+
+
+def await_fault(
+    engine: _core.Engine, timeout_s: float, is_cancelled: Callable[[], bool] = lambda: False
+) -> Error | None:
+    """What all ranks call the fault, which the control connections know within a moment; None if
+    they know of none after `timeout_s`, or it was cancelled."""
+    until = time.monotonic() + timeout_s
+    while engine.error is None and time.monotonic() < until and not is_cancelled():
+        time.sleep(_SPIN_S)
+    known = engine.error
+    return None if known is None else make_error(known)
 
 
 class DenseGroup:
@@ -156,13 +169,8 @@ class DenseGroup:
         self.cancel()
         self.break_off()
 
-    def _lost(self, what: str, why: RuntimeError, ask_s: float = _ASK_S) -> Error:
+    def _lost(self, what: str, why: RuntimeError, ask_s: float = ASK_S) -> Error:
         """What all ranks call it. Gloo names addresses, and often those of a healthy rank that
         left because of another; the control connections know better, or will within a moment."""
-        until = time.monotonic() + ask_s
-        while self._engine.error is None and time.monotonic() < until:
-            if self._cancelled.is_set():
-                break
-            time.sleep(_SPIN_S)
-        known = self._engine.error
-        return PeerLostError(f"{what}: {why}") if known is None else make_error(known)
+        known = await_fault(self._engine, ask_s, self._cancelled.is_set)
+        return PeerLostError(f"{what}: {why}") if known is None else known

@@ -21,13 +21,11 @@ import torch.distributed as dist
 
 from . import _core, _settings, _torch_compat, _torch_driver
 from ._attempt import Attempt, PeerFailed, UnreachableError, poll
-from ._dense import DenseGroup
+from ._dense import ASK_S, DenseGroup, await_fault
 from .errors import Error, MismatchError, PeerLostError, UnsupportedError, make_error, raise_error
 
 _DEFAULT_TIMEOUT_S = 1800.0
 _LAST_WAIT_S = 0.1  # for an engine that has had no job
-_ASK_S = 1.0  # for the control connections to say who is gone
-_ASK_SLICE_S = 0.01
 _LOOPBACK = "127.0.0.1"
 
 _CONNECT_TIMEOUT_S = 30.0  # once all ranks have come
@@ -217,18 +215,15 @@ class _Opening:
         """
         if not isinstance(why, RuntimeError):  # a note of the attempt, or an interrupt
             return why
-        until = time.monotonic() + _ASK_S
-        while engine.error is None and time.monotonic() < until:
-            time.sleep(_ASK_SLICE_S)
-        if engine.error is None:
-            text = f"rank {self._rank} could not make its State: {why}"
-            known = why if isinstance(why, Error) else PeerLostError(text)
-            info = _core.ErrorInfo(known.kind, text)
-            info.rank = self._rank
-            info.culprit = self._rank if known.culprit is None else known.culprit
-            engine.abort(info)
-            return why
-        return make_error(engine.error)
+        if (fault := await_fault(engine, ASK_S)) is not None:
+            return fault
+        text = f"rank {self._rank} could not make its State: {why}"
+        own = why if isinstance(why, Error) else PeerLostError(text)
+        info = _core.ErrorInfo(own.kind, text)
+        info.rank = self._rank
+        info.culprit = self._rank if own.culprit is None else own.culprit
+        engine.abort(info)
+        return why
 
     def _left_s(self) -> float:
         return max(self._until - time.monotonic(), 0.001)
