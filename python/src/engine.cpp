@@ -11,6 +11,7 @@
 
 #include <memory>
 #include <string>
+#include <thread>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -30,6 +31,11 @@ namespace zensync::python {
 namespace {
 
 constexpr std::chrono::milliseconds kLastWait{1000};
+/// How long an opening that failed waits to hear from the control connections who is gone, and
+/// then for what the other ranks call it.
+constexpr std::chrono::milliseconds kAsk{1000};
+constexpr std::chrono::milliseconds kSettle{2000};
+constexpr std::chrono::milliseconds kAskAgain{2};
 
 class EngineHandle {
  public:
@@ -77,20 +83,57 @@ struct Opened {
   std::unique_ptr<Control> control;  ///< null where there is one rank
 };
 
-// What `open_link` raises, its caller in Python keeps and raises again.
-Result<std::unique_ptr<Driver>> open_torch(const NativeMeshOptions& mesh,
-                                           const OpenOptions& options, const Control& control) {
+// One opening. What Python raises in it goes to its caller, unless all ranks know a better reason.
+struct Opening {
+  NativeMeshOptions mesh;
+  const OpenOptions& options;
+  std::shared_ptr<PyRendezvous> rendezvous;
+  std::exception_ptr raised;
+
+  Result<std::unique_ptr<Driver>> open_torch(const Control& control);
+  Result<Opened> open_all();
+  Error explain(const Error& own, Control& control);
+};
+
+// `open_link` is given a function that returns the fault as the control connections know it, of use
+// until it returns.
+Result<std::unique_ptr<Driver>> Opening::open_torch(const Control& control) {
   nb::gil_scoped_acquire gil;
   try {
-    return make_torch_driver(mesh.rank, mesh.size, control.topology(), options.open_link());
+    const auto fault = nb::cpp_function([&control] { return to_object(control.fault()); });
+    return make_torch_driver(mesh.rank, mesh.size, control.topology(), options.open_link(fault));
   } catch (const std::exception& why) {
+    raised = std::current_exception();
     return make_error(ErrorKind::kPeerLost,
                       std::string("the torch driver could not be opened: ") + why.what());
   }
 }
 
-Result<Opened> open_all(const NativeMeshOptions& mesh, const OpenOptions& options,
-                        const std::shared_ptr<Rendezvous>& rendezvous) {
+// Why the data connections could not be had. Torch and its store often notice that a peer is gone
+// before the control connections do, which can name it.
+Error Opening::explain(const Error& own, Control& control) {
+  bool may_be_a_peer = own.kind == ErrorKind::kPeerLost;
+  if (raised) {
+    nb::gil_scoped_acquire gil;
+    try {
+      std::rethrow_exception(raised);
+    } catch (const nb::python_error& why) {
+      may_be_a_peer = why.matches(PyExc_RuntimeError);
+    } catch (const std::exception&) {
+      may_be_a_peer = false;
+    }
+  }
+  const auto until = Clock::now() + kAsk;
+  while (may_be_a_peer && control.fault().ok() && Clock::now() < until) {
+    std::this_thread::sleep_for(kAskAgain);
+  }
+  const Status fault = control.settle(kSettle);
+  if (fault.ok()) return own;
+  raised = nullptr;
+  return fault.error();
+}
+
+Result<Opened> Opening::open_all() {
   Opened opened;
   if (mesh.size == 1) {
     opened.driver = std::move(make_loopback(1).front());
@@ -106,11 +149,14 @@ Result<Opened> open_all(const NativeMeshOptions& mesh, const OpenOptions& option
   wanted.silent_after = options.silent_after;
   wanted.has_connections = options.control;
   auto control = open_control(wanted, rendezvous);
+  raised = rendezvous->raised();
   if (!control.ok()) return control.error();
   opened.control = std::move(control.value());
-  auto driver = options.open_link.is_valid() ? open_torch(mesh, options, *opened.control)
-                                             : open_native_mesh(mesh, *rendezvous);
-  if (!driver.ok()) return driver.error();
+  const auto watched = make_watched_rendezvous(*rendezvous, *opened.control);
+  auto driver =
+      options.open_link.is_valid() ? open_torch(*opened.control) : open_native_mesh(mesh, *watched);
+  if (!raised) raised = rendezvous->raised();
+  if (!driver.ok()) return explain(driver.error(), *opened.control);
   opened.driver = std::move(driver.value());
   if (!options.faults.empty()) {
     FaultPlan plan;
@@ -120,17 +166,19 @@ Result<Opened> open_all(const NativeMeshOptions& mesh, const OpenOptions& option
   return opened;
 }
 
-// A collective call of all ranks: an Engine, or an ErrorInfo.
+// A collective call of all ranks: an Engine, or an ErrorInfo. Raises what `rendezvous` and
+// `open_link` raise.
 nb::object open_engine(int rank, int size, nb::object rendezvous, const nb::dict& options) {
   if (size < 1 || rank < 0 || rank >= size) throw nb::value_error("rank and size do not fit");
   const Result<OpenOptions> parsed = parse_options(options);
   if (!parsed.ok()) return to_object(parsed.error());
-  auto store = std::make_shared<PyRendezvous>(std::move(rendezvous));
+  Opening opening{mesh_options(Rank{rank}, size, parsed.value()), parsed.value(),
+                  std::make_shared<PyRendezvous>(std::move(rendezvous)), nullptr};
   std::unique_ptr<Engine> engine;
   Status status;
   {
     nb::gil_scoped_release release;
-    auto opened = open_all(mesh_options(Rank{rank}, size, parsed.value()), parsed.value(), store);
+    auto opened = opening.open_all();
     if (opened.ok()) {
       engine = make_engine(std::move(opened.value().driver), parsed.value().engine,
                            std::move(opened.value().control));
@@ -138,6 +186,7 @@ nb::object open_engine(int rank, int size, nb::object rendezvous, const nb::dict
       status = opened.status();
     }
   }
+  if (opening.raised && !engine) std::rethrow_exception(opening.raised);
   if (!status.ok()) return to_object(status);
   return nb::cast(new EngineHandle(std::move(engine)), nb::rv_policy::take_ownership);
 }

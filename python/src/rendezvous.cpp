@@ -56,6 +56,7 @@ Result<std::string> PyRendezvous::wait(const std::string& key, std::chrono::mill
     }
     return to_text(value);
   } catch (const std::exception& why) {
+    if (!raised_) raised_ = std::current_exception();
     return store_error("wait for", key, why);
   }
 }
@@ -76,6 +77,17 @@ Result<std::string> PyRendezvous::compare_set(const std::string& key, const std:
     return to_text(object_.attr("compare_set")(key, to_bytes(expected), to_bytes(desired)));
   } catch (const std::exception& why) {
     return store_error("compare and set", key, why);
+  }
+}
+
+Status PyRendezvous::check() {
+  nb::gil_scoped_acquire gil;
+  try {
+    object_.attr("check")();
+    return {};
+  } catch (const std::exception& why) {
+    if (!raised_) raised_ = std::current_exception();
+    return make_error(ErrorKind::kPeerLost, std::string("given up: ") + why.what());
   }
 }
 

@@ -13,17 +13,16 @@ import contextlib
 import json
 import time
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
 
 from . import _core
-from .errors import DeadlineError, Error, make_error
+from .errors import DeadlineError, Error, PeerLostError, make_error
 
 _FIRST_PAUSE_S = 0.001
 _LONGEST_PAUSE_S = 0.05
-_STORE_TIMEOUT = timedelta(seconds=30)  # for a key that is there
+_ROLL_CALL_S = 6.0  # for whoever lives to answer
 
 
 def poll(
@@ -94,15 +93,41 @@ class Attempt:
         info.rank, info.culprit = self._rank, note["culprit"]
         raise PeerFailed(make_error(info))
 
-    def meet(self, timeout_s: float) -> None:
-        """Waits until all ranks have come here. DeadlineError, PeerFailed."""
+    def meet(self, timeout_s: float, check: Callable[[], None]) -> None:
+        """Waits until all ranks have come here. DeadlineError, and what `check` raises."""
         key = f"{self.prefix}/all"
         if self._store.add(f"{self.prefix}/come", 1) == self._size:
             self._store.set(key, "1")
-        if not poll(self._store, key, timeout_s, self.check):
+        if not poll(self._store, key, timeout_s, check):
             raise DeadlineError(
                 f"not all ranks had their connections within {timeout_s:.3g} s", rank=self._rank
             )
+
+    def call_roll(self) -> None:
+        """Once ranks could not be connected: whether all still live. PeerLostError, the same on all
+        that do, names one that does not answer.
+
+        Everybody comes here who lives: the note has ended what they waited in.
+        """
+        self._store.set(f"{self.prefix}/alive/{self._rank}", "1")
+        until = time.monotonic() + _ROLL_CALL_S
+        for rank in range(self._size):
+            left_s = until - time.monotonic()
+            if not poll(self._store, f"{self.prefix}/alive/{rank}", left_s, self._check_gone):
+                self._store.compare_set(f"{self.prefix}/gone", "", str(rank))
+        self._check_gone()
+
+    def _check_gone(self) -> None:
+        key = f"{self.prefix}/gone"
+        if not self._store.check([key]):
+            return
+        gone = int(self._store.get(key))
+        raise PeerLostError(
+            f"rank {gone} is gone: it came, but could not be connected to, and does not answer "
+            "through the process group's store",
+            rank=self._rank,
+            culprit=gone,
+        )
 
     def first_error(self, own: Error) -> Error:
         """What all ranks call the failure: the words of the note, or this rank's own."""

@@ -141,12 +141,16 @@ class Rendezvous(Protocol):
     def get(self, key: str) -> bytes: ...
     def wait(self, key: str, timeout_s: float) -> bytes | None: ...
     def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes: ...
+    def check(self) -> None: ...
 
 def open_engine(
     rank: int, size: int, rendezvous: Rendezvous, options: dict[str, Any]
 ) -> Engine | ErrorInfo:
-    """Opens the control connections and the native mesh, or with open_link (gives a Link once all
-    ranks have come) the torch driver; a collective call.
+    """Opens the control connections and the native mesh, or with open_link the torch driver; a
+    collective call.
+
+    open_link(fault) gives a Link once all ranks have come; fault() is what the control connections
+    know by then, an ErrorInfo or None, of use until open_link returns.
 
     options: name, address, scheme, max_bytes, deadline_s, silent_after_s, verify, hosts, timeout_s,
     connect_timeout_s, control, open_link and, for tests and comparisons, beat_s, warn_after_s,

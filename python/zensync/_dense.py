@@ -24,7 +24,6 @@ SUM, MAX = dist.ReduceOp.SUM, dist.ReduceOp.MAX
 _SPIN_S = 0.002  # polled this long before sleeping in slices: most small all-reduces end in it
 _POLL_S = 0.00002
 _SLICE_S = 0.05
-_CONNECT_S = 30.0
 _LAST_WAIT_S = 1.0  # for an all-reduce that all ranks have entered to end
 _CLOSED_S = 0.2  # for what is left to end once the connections are closed
 ASK_S = 1.0  # for the control connections to say who is gone
@@ -53,14 +52,15 @@ def await_fault(
 
 
 class DenseGroup:
-    """All-reduces over the ranks of one State. Opening is collective; size 1 sends nothing.
+    """All-reduces over the ranks of one State; size 1 sends nothing.
 
-    engine: the State's, whose control connections know which rank is gone, silent or slow.
-    timeout_s: for one all-reduce. Connecting has less: all ranks have come when it begins.
+    gloo: a backend of those ranks (`_torch_compat.make_gloo`); None for size 1. engine: the
+    State's, whose control connections know which rank is gone, silent or slow. timeout_s: for one
+    all-reduce.
     """
 
     def __init__(
-        self, store: dist.Store, engine: _core.Engine, rank: int, size: int, timeout_s: float
+        self, gloo: Any, engine: _core.Engine, rank: int, size: int, timeout_s: float
     ) -> None:
         self.size = size
         self._rank = rank
@@ -71,9 +71,7 @@ class DenseGroup:
         self._lock = threading.Lock()  # for what follows
         self._broken = False
         self._running: list[tuple[Any, torch.Tensor]] = []
-        self._gloo: Any = None
-        if size > 1:
-            self._gloo = _torch_compat.make_gloo(store, rank, size, min(timeout_s, _CONNECT_S))
+        self._gloo = gloo
 
     def start(self, tensor: torch.Tensor, op: Any = SUM, name: str = "") -> Any:
         """Starts the sum of a contiguous tensor, in place; `finish` what this returns.

@@ -21,6 +21,7 @@ import torch.distributed as dist
 
 from . import _core, _settings, _torch_compat, _torch_driver
 from ._attempt import Attempt, PeerFailed, UnreachableError, poll
+from ._connect import connect
 from ._dense import ASK_S, DenseGroup, await_fault
 from .errors import Error, MismatchError, PeerLostError, UnsupportedError, make_error, raise_error
 
@@ -33,6 +34,7 @@ _AGAIN_S = 60.0  # for the next way: all ranks were there a moment ago
 _logger = logging.getLogger("zensync")
 
 _locks: weakref.WeakKeyDictionary[dist.ProcessGroup, threading.RLock] = weakref.WeakKeyDictionary()
+_stores: weakref.WeakKeyDictionary[dist.ProcessGroup, dist.Store] = weakref.WeakKeyDictionary()
 _locks_lock = threading.Lock()
 
 
@@ -42,16 +44,27 @@ def lock_of(group: dist.ProcessGroup) -> threading.RLock:
         return _locks.setdefault(group, threading.RLock())
 
 
+def _own_store(group: dist.ProcessGroup) -> dist.Store:
+    """The group's store by a client of our own, which nobody waits in (`poll`): a client is locked
+    while somebody does, and a fault goes to the store at any time. Hold the group's lock.
+
+    Made once: a connection to the store costs two look-ups of a name, and can't be had any more
+    when its host is gone.
+    """
+    if group not in _stores:
+        _stores[group] = _torch_compat.own_client(_torch_compat.group_store(group))
+    return _stores[group]
+
+
 class StoreRendezvous:
     """The Rendezvous of the core over a Store of torch. Values are bytes.
 
-    check: called while waiting, may raise. raised: what ended a wait; the core sees only its text.
+    check: called while waiting, may raise.
     """
 
     def __init__(self, store: dist.Store, check: Callable[[], None] | None = None) -> None:
         self._store = store
-        self._check = check
-        self.raised: BaseException | None = None
+        self._check = check or (lambda: None)
 
     def set(self, key: str, value: bytes) -> None:
         self._store.set(key, value)  # type: ignore[arg-type]
@@ -62,11 +75,11 @@ class StoreRendezvous:
 
     def wait(self, key: str, timeout_s: float) -> bytes | None:
         """The value after waiting for it; None if it never came."""
-        try:
-            return self._store.get(key) if poll(self._store, key, timeout_s, self._check) else None
-        except BaseException as why:
-            self.raised = why
-            raise
+        return self._store.get(key) if poll(self._store, key, timeout_s, self._check) else None
+
+    def check(self) -> None:
+        """Raises what ends the waits of this rank. Called where it waits for something else."""
+        self._check()
 
     def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
         """Sets `desired` where the value is `expected` (empty: none yet); the value afterwards."""
@@ -133,7 +146,7 @@ def open_mesh(group: dist.ProcessGroup, choose: Callable[[], dict[str, Any]]) ->
 
 
 def _open_at_last(group: dist.ProcessGroup, choose: Callable[[], dict[str, Any]]) -> Opened:
-    store = _torch_compat.group_store(group)
+    store = _own_store(group)
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     timeout_s = _torch_compat.group_timeout_s(group, _DEFAULT_TIMEOUT_S)
     until = time.monotonic() + timeout_s
@@ -147,6 +160,8 @@ def _open_at_last(group: dist.ProcessGroup, choose: Callable[[], dict[str, Any]]
             options = {**options, "deadline_s": deadline_s, "name": attempt.prefix}
             return _Opening(attempt, group, store, until).run(left[0], options)
         except PeerFailed as why:
+            if attempt.is_unreachable():
+                attempt.call_roll()
             if _goes_on(attempt, left):
                 until = min(until, time.monotonic() + _AGAIN_S)
                 continue
@@ -154,6 +169,7 @@ def _open_at_last(group: dist.ProcessGroup, choose: Callable[[], dict[str, Any]]
                 raise why.error from None
         except UnreachableError as why:
             attempt.fail(why)
+            attempt.call_roll()
             if not _goes_on(attempt, left):
                 raise attempt.first_error(why.error) from None
             until = min(until, time.monotonic() + _AGAIN_S)
@@ -194,7 +210,6 @@ class _Opening:
     ) -> None:
         self._attempt, self._group, self._store, self._until = attempt, group, store, until
         self._rank, self._size = dist.get_rank(group), dist.get_world_size(group)
-        self._raised: BaseException | None = None
 
     def run(self, way: Way, options: dict[str, Any]) -> Opened:
         self._attempt.check()
@@ -228,16 +243,25 @@ class _Opening:
     def _left_s(self) -> float:
         return max(self._until - time.monotonic(), 0.001)
 
-    def _open_link(self) -> _torch_driver.TorchLink:
-        """Called by the core once all ranks have come; it sees of what is raised only the text."""
-        store = _torch_compat.own_client(self._store)
-        prefixed = dist.PrefixStore(f"{self._attempt.prefix}/link", store)
-        try:
-            timeout_s = min(self._left_s(), _CONNECT_TIMEOUT_S)  # all ranks have come
-            return _torch_driver.open_link(self._group, prefixed, timeout_s)
-        except BaseException as why:
-            self._raised = why
-            raise
+    def _check(self, fault: Callable[[], _core.ErrorInfo | None]) -> None:
+        """Raises what the notes, or the control connections, say of the others."""
+        if (known := fault()) is not None:
+            raise make_error(known)
+        self._attempt.check()
+
+    def _open_link(self, fault: Callable[[], _core.ErrorInfo | None]) -> _torch_driver.TorchLink:
+        """Called by the core."""
+        timeout_s = min(self._left_s(), _CONNECT_TIMEOUT_S)  # all ranks have come
+        return connect(
+            lambda store: _torch_driver.open_link(self._group, store, timeout_s),
+            self._keys("link"),
+            lambda: self._check(fault),
+            _torch_driver.TorchLink.close,
+        )
+
+    def _keys(self, name: str) -> dist.Store:
+        """Those that only this attempt has."""
+        return dist.PrefixStore(f"{self._attempt.prefix}/{name}", self._store)
 
     def _open_engine(self, way: Way, options: dict[str, Any]) -> _core.Engine:
         options = {"connect_timeout_s": _CONNECT_TIMEOUT_S, "control": way.control, **options}
@@ -246,12 +270,7 @@ class _Opening:
         address = _LOOPBACK
         if self._size > 1:
             address = own_address(self._store, _core.environment()["interface_name"])
-        # A client of the store of its own: a fault goes to the store at any time, and a client is
-        # locked while it waits.
-        own = _torch_compat.own_client(self._store)
-        rendezvous = StoreRendezvous(
-            dist.PrefixStore(f"{self._attempt.prefix}/mesh", own), self._attempt.check
-        )
+        rendezvous = StoreRendezvous(self._keys("mesh"), self._attempt.check)
         engine = _core.open_engine(
             self._rank,
             self._size,
@@ -260,17 +279,18 @@ class _Opening:
         )
         if not isinstance(engine, _core.ErrorInfo):
             return engine
-        if (raised := rendezvous.raised or self._raised) is not None:
-            raise raised
         if engine.kind == UnsupportedError.kind and _core.kernels_error() is None:
             raise UnreachableError(make_error(engine))
         return raise_error(engine)
 
     def _open_dense(self, engine: _core.Engine, deadline_s: float) -> DenseGroup:
-        if self._size > 1:
-            # From here on only Gloo waits, which no note can end.
-            self._attempt.meet(self._left_s())
-        # A client of the store of its own: Gloo waits in it, and others need theirs meanwhile.
-        store = _torch_compat.own_client(self._store)
-        prefixed = dist.PrefixStore(f"{self._attempt.prefix}/dense", store)
-        return DenseGroup(prefixed, engine, self._rank, self._size, deadline_s)
+        if self._size == 1:
+            return DenseGroup(None, engine, self._rank, self._size, deadline_s)
+        self._attempt.meet(self._left_s(), lambda: self._check(lambda: engine.error))
+        timeout_s = min(deadline_s, _CONNECT_TIMEOUT_S)  # all ranks have come
+        gloo = connect(
+            lambda store: _torch_compat.make_gloo(store, self._rank, self._size, timeout_s),
+            self._keys("dense"),
+            lambda: self._check(lambda: engine.error),
+        )
+        return DenseGroup(gloo, engine, self._rank, self._size, deadline_s)

@@ -67,7 +67,7 @@ class ControlMesh final : public Control, public ControlEvents {
     if (error) return make_error(ErrorKind::kUnsupported, "no local port: " + error.message());
     auto records = exchange_records(mesh, endpoint.port(), *rendezvous_, deadline);
     if (!records.ok()) return records.error();
-    auto sockets = connect_mesh(mesh, records.value(), acceptor, deadline);
+    auto sockets = connect_mesh(mesh, records.value(), acceptor, *rendezvous_, deadline);
     if (!sockets.ok()) return sockets.error();
     topology_ = topology_of(records.value().ranks);
     for (std::size_t rank = 0; rank < peers_.size(); ++rank) {
@@ -75,21 +75,20 @@ class ControlMesh final : public Control, public ControlEvents {
       if (peer == mesh.rank) continue;
       peers_[rank] = std::make_unique<ControlPeer>(peer, std::move(sockets.value()[rank]), *this);
     }
+    begin();
     return {};
   }
 
   const Topology& topology() const override { return topology_; }
 
   void start(Faults faults) override {
-    faults_ = std::move(faults);
-    last_tick_ = Clock::now();
-    asio::post(context_, [this] {
-      for_each_peer([](ControlPeer& peer) { peer.read(); });
-      tick();
+    asio::post(context_, [this, told = std::move(faults)]() mutable {
+      faults_ = std::move(told);
+      if (known_) faults_(*known_, is_settled_);
     });
-    const BlockedSignals blocked;
-    thread_ = std::thread([this] { run(); });
   }
+
+  Status fault() const override { return board_->fault(); }
 
   void begin_job(const std::string& tensor) override {
     const std::lock_guard lock(mutex_);
@@ -158,7 +157,19 @@ class ControlMesh final : public Control, public ControlEvents {
     topology_ = topology_of(records.value().ranks);
     for (int rank = 0; rank < options_.mesh.size; ++rank)
       watch_.left(Rank{rank}, false);  // not judged
+    begin();
     return {};
+  }
+
+  /// Starts the thread: from here on peers that go are noticed, and this rank is heard.
+  void begin() {
+    last_tick_ = Clock::now();
+    asio::post(context_, [this] {
+      for_each_peer([](ControlPeer& peer) { peer.read(); });
+      tick();
+    });
+    const BlockedSignals blocked;
+    thread_ = std::thread([this] { run(); });
   }
 
   void run() {
@@ -193,21 +204,27 @@ class ControlMesh final : public Control, public ControlEvents {
     });
   }
 
-  /// Makes `why` the fault of this rank, if it is the first; tells all peers. `tell`: whether the
+  /// Makes `why` the fault of this rank, if it is the first; tells all peers. is_told: whether the
   /// owner learns it before it is settled.
-  void raise(const Error& why, bool tell) {
+  void raise(const Error& why, bool is_told) {
     const bool is_first = board_->post(why, [this](const Error& truth) {
       asio::post(context_, [this, truth] {
         is_settled_ = true;
-        faults_(truth, true);
+        tell(truth);
       });
     });
     if (!is_first) return;
-    asio::post(context_, [this, why, tell] {
+    asio::post(context_, [this, why, is_told] {
       const std::vector<std::byte> frame = encode_abort(why);
       for_each_peer([&](ControlPeer& peer) { peer.send(frame, false); });
-      if (tell && !is_settled_) faults_(why, false);  // the Rendezvous may have been faster
+      if (is_told && !is_settled_) tell(why);  // the Rendezvous may have been faster
     });
+  }
+
+  /// On the thread.
+  void tell(const Error& why) {
+    known_ = why;
+    if (faults_) faults_(why, is_settled_);
   }
 
   void on_beat(Rank from, const Progress& progress) override {
@@ -231,7 +248,7 @@ class ControlMesh final : public Control, public ControlEvents {
       const std::lock_guard lock(mutex_);
       watch_.left(from, false);
     }
-    if (board_->has_fault()) return;
+    if (!board_->fault().ok()) return;
     const auto grace = std::make_shared<asio::steady_timer>(context_, kGrace);
     grace->async_wait([this, grace, from, how](const asio::error_code& error) {
       if (!error) raise(lost_error(options_.mesh.rank, from, how), true);
@@ -275,7 +292,8 @@ class ControlMesh final : public Control, public ControlEvents {
   const std::shared_ptr<FaultBoard> board_;
   const std::shared_ptr<Rendezvous> rendezvous_;
   Topology topology_;
-  Faults faults_;
+  Faults faults_;               // on the thread; empty before `start`
+  std::optional<Error> known_;  // on the thread: what the owner was told, or would have been
   asio::io_context context_;
   asio::executor_work_guard<asio::io_context::executor_type> work_;
   asio::basic_waitable_timer<Clock> timer_;

@@ -68,9 +68,10 @@ Status FaultBoard::wait(std::chrono::milliseconds limit) {
   return *fault_;
 }
 
-bool FaultBoard::has_fault() {
+Status FaultBoard::fault() const {
   const std::lock_guard lock(mutex_);
-  return fault_.has_value();
+  if (fault_) return *fault_;
+  return {};
 }
 
 void FaultBoard::leave(std::chrono::milliseconds limit) {

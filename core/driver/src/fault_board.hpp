@@ -28,7 +28,8 @@ class FaultBoard : public std::enable_shared_from_this<FaultBoard> {
   bool post(const Error& why, std::function<void(const Error&)> settled);
   /// The fault; until `limit` after it was posted, waits for it to be settled. ok if there is none.
   Status wait(std::chrono::milliseconds limit);
-  bool has_fault();
+  /// The fault as it is known now. ok if there is none.
+  Status fault() const;
   /// No call of `settled` begins after this. Waits at most `limit` for the call to the Rendezvous,
   /// which may be into an interpreter that is about to end.
   void leave(std::chrono::milliseconds limit);
@@ -38,7 +39,7 @@ class FaultBoard : public std::enable_shared_from_this<FaultBoard> {
 
   const std::shared_ptr<Rendezvous> rendezvous_;
   const std::string key_;
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::optional<Error> fault_;
   std::chrono::steady_clock::time_point posted_;

@@ -4,7 +4,9 @@
 // loop at the end lets every handler go before the Connector does. The connecting side says hello
 // first. Whoever sends something else, a wrong token, or nothing for 2 s is a stranger: it is
 // closed without a word and accepting goes on. A hello with the right token but other settings is
-// kMismatch, and is answered, so that both sides know.
+// kMismatch, and is answered, so that both sides know. A rank listens before it publishes itself
+// and until it has all its connections, so one that refuses them for a while is gone or cut off:
+// also ranks that are to connect to this one are tried.
 #include "mesh_connect.hpp"
 
 #include <fcntl.h>
@@ -21,6 +23,9 @@ namespace {
 
 constexpr std::chrono::milliseconds kSilence{2000};
 constexpr std::chrono::milliseconds kRetry{50};
+constexpr std::chrono::milliseconds kCheck{100};
+constexpr std::chrono::milliseconds kProbe{500};  // between two tries of a rank that is to connect
+constexpr std::chrono::milliseconds kRefused{1500};  // then it will not be reached any more
 constexpr std::size_t kMaxStrangers = 64;  // half-open at a time, above the ranks that are due
 
 using asio::ip::tcp;
@@ -31,7 +36,8 @@ struct Link {
   MeshSocket socket;
   asio::basic_waitable_timer<Clock, asio::wait_traits<Clock>, asio::io_context::executor_type>
       timer;
-  Rank peer;  // −1: accepted, not yet known
+  Rank peer;                                 // −1: accepted, not yet known
+  std::optional<Clock::time_point> refused;  // since when
   HelloBytes theirs{};
   HelloBytes ours{};
 };
@@ -39,8 +45,9 @@ using LinkPtr = std::shared_ptr<Link>;
 
 class Connector {
  public:
-  Connector(const NativeMeshOptions& options, const MeshRecords& records, MeshAcceptor& acceptor)
-      : options_(options), records_(records), acceptor_(acceptor) {
+  Connector(const NativeMeshOptions& options, const MeshRecords& records, MeshAcceptor& acceptor,
+            Rendezvous& rendezvous)
+      : options_(options), records_(records), acceptor_(acceptor), rendezvous_(rendezvous) {
     const MeshRecord& own = records.ranks[index(options.rank)];
     ours_ = Hello{kWireVersion,  options.size,         options.rank.value,
                   records.token, settings_digest(own), host_digest(own)};
@@ -50,13 +57,27 @@ class Connector {
   Result<std::vector<MeshSocket>> run(Clock::time_point last) {
     const auto deadline = std::min(last, Clock::now() + options_.connect_timeout);
     auto& context = acceptor_.get_executor().context();
-    for (int rank = 0; rank < options_.rank.value; ++rank) {
-      connect(std::make_shared<Link>(acceptor_.get_executor(), Rank{rank}));
+    for (int rank = 0; rank < options_.size; ++rank) {
+      if (rank == options_.rank.value) continue;
+      auto link = std::make_shared<Link>(acceptor_.get_executor(), Rank{rank});
+      if (rank < options_.rank.value) {
+        connect(link);
+      } else {
+        probe_later(link);
+      }
     }
     accept();
+    auto next_check = Clock::now() + kCheck;
     while (!failure_ && !complete()) {
-      if (context.run_one_until(deadline) == 0 && Clock::now() >= deadline)
-        failure_ = late(deadline < last);
+      context.run_one_until(std::min(deadline, next_check));
+      const auto now = Clock::now();
+      if (now < std::min(deadline, next_check)) continue;
+      next_check = now + kCheck;
+      if (Status status = rendezvous_.check(); !status.ok()) {
+        failure_ = status.error();
+      } else if (now >= deadline && !failure_ && !complete()) {
+        failure_ = deadline < last ? unreachable(missing(), options_.connect_timeout) : late();
+      }
     }
     done_ = true;
     asio::error_code ignored;
@@ -82,22 +103,31 @@ class Connector {
     return true;
   }
 
-  /// unreachable: there was time enough for a connection.
-  Error late(bool unreachable) const {
-    std::vector<int> missing;
+  std::vector<int> missing() const {
+    std::vector<int> ranks;
     for (int rank = 0; rank < options_.size; ++rank) {
-      if (rank != options_.rank.value && !is_open(rank)) missing.push_back(rank);
+      if (rank != options_.rank.value && !is_open(rank)) ranks.push_back(rank);
     }
-    const std::string what =
-        "no connection with " + list_ranks(missing) + " in mesh '" + options_.name + "' within ";
-    const Rank first{missing.front()};
-    if (!unreachable) {
-      return make_error(ErrorKind::kDeadline,
-                        what + std::to_string(options_.timeout.count()) + " ms", first);
-    }
+    return ranks;
+  }
+
+  std::string no_connection(const std::vector<int>& ranks, std::chrono::milliseconds within) const {
+    return "no connection with " + list_ranks(ranks) + " in mesh '" + options_.name + "' within " +
+           std::to_string(within.count()) + " ms";
+  }
+
+  Error late() const {
+    const std::vector<int> ranks = missing();
+    return make_error(ErrorKind::kDeadline, no_connection(ranks, options_.timeout),
+                      Rank{ranks.front()});
+  }
+
+  /// There was time enough for connections.
+  Error unreachable(const std::vector<int>& ranks, std::chrono::milliseconds within) const {
+    const Rank first{ranks.front()};
     return make_error(ErrorKind::kUnsupported,
-                      what + std::to_string(options_.connect_timeout.count()) +
-                          " ms, though all ranks have come: " + address_of(first) +
+                      no_connection(ranks, within) +
+                          ", though all ranks have come: " + address_of(first) +
                           " cannot be reached from here, or its process is gone "
                           "(GLOO_SOCKET_IFNAME chooses another interface)",
                       first);
@@ -140,6 +170,7 @@ class Connector {
     }
     link->socket.async_connect({address, record.port}, [this, link](const asio::error_code& error) {
       if (done_) return;
+      if (!may_go_on(*link, error)) return;
       if (error) return retry(link);
       link->ours = encode_hello(ours_);
       asio::async_write(link->socket, asio::buffer(link->ours),
@@ -174,12 +205,47 @@ class Connector {
     });
   }
 
-  // Higher ranks: accept, read a hello, answer.
+  /// False once the peer has refused connections for so long that it is given up.
+  bool may_go_on(Link& link, const asio::error_code& error) {
+    if (error != asio::error::connection_refused || is_open(link.peer.value)) {
+      link.refused.reset();
+      return true;
+    }
+    const auto now = Clock::now();
+    if (!link.refused) link.refused = now;
+    if (now - *link.refused < kRefused) return true;
+    failure_ = unreachable({link.peer.value}, kRefused);
+    return false;
+  }
+
+  // Higher ranks: accept, read a hello, answer. One that does not come is tried now and then, with
+  // a connection that says nothing.
+
+  void probe_later(const LinkPtr& link) {
+    watch(link);
+    link->timer.expires_after(kProbe);
+    link->timer.async_wait([this, link](const asio::error_code&) {
+      if (!done_ && !is_open(link->peer.value)) probe(link);
+    });
+  }
+
+  void probe(const LinkPtr& link) {
+    const MeshRecord& record = records_.ranks[index(link->peer)];
+    asio::error_code bad;
+    const auto address = asio::ip::make_address(record.address, bad);
+    if (bad) return;  // it knows better than this rank where it is
+    link->socket.async_connect({address, record.port}, [this, link](const asio::error_code& error) {
+      if (done_ || !may_go_on(*link, error)) return;
+      asio::error_code unused;
+      link->socket.close(unused);
+      probe_later(link);
+    });
+  }
 
   void accept() {
     auto link = std::make_shared<Link>(acceptor_.get_executor(), Rank{});
     forget_ended();
-    if (links_.size() >= kMaxStrangers + static_cast<std::size_t>(options_.size)) {
+    if (links_.size() >= kMaxStrangers + 2 * static_cast<std::size_t>(options_.size)) {
       return pause(link);
     }
     acceptor_.async_accept(link->socket, [this, link](const asio::error_code& error) {
@@ -261,6 +327,7 @@ class Connector {
   const NativeMeshOptions& options_;
   const MeshRecords& records_;
   MeshAcceptor& acceptor_;
+  Rendezvous& rendezvous_;
   Hello ours_;
   std::vector<MeshSocket> sockets_;
   std::vector<std::weak_ptr<Link>> links_;
@@ -289,8 +356,8 @@ Status listen_on(const std::string& address, MeshAcceptor& acceptor) {
 
 Result<std::vector<MeshSocket>> connect_mesh(const NativeMeshOptions& options,
                                              const MeshRecords& records, MeshAcceptor& acceptor,
-                                             Clock::time_point deadline) {
-  Connector connector(options, records, acceptor);
+                                             Rendezvous& rendezvous, Clock::time_point deadline) {
+  Connector connector(options, records, acceptor, rendezvous);
   return connector.run(deadline);
 }
 

@@ -16,9 +16,10 @@ using MeshAcceptor = asio::basic_socket_acceptor<asio::ip::tcp, asio::io_context
 Status listen_on(const std::string& address, MeshAcceptor& acceptor);
 
 /// One socket per rank, connected, shaken hands, non-blocking, without delay; that of this rank is
-/// closed.
+/// closed. Ends early with what `rendezvous.check()` says. kUnsupported, naming the rank, where one
+/// refuses connections, or does not answer within options.connect_timeout; kDeadline at `deadline`.
 Result<std::vector<MeshSocket>> connect_mesh(const NativeMeshOptions& options,
                                              const MeshRecords& records, MeshAcceptor& acceptor,
-                                             Clock::time_point deadline);
+                                             Rendezvous& rendezvous, Clock::time_point deadline);
 
 }  // namespace zensync::driver

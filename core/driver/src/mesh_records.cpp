@@ -77,13 +77,17 @@ Error absent(const NativeMeshOptions& options, Rendezvous& rendezvous, const Err
                     Rank{missing.front()});
 }
 
-Status agree_on_token(const NativeMeshOptions& options, Rendezvous& rendezvous,
-                      Clock::time_point deadline, Token& token) {
-  const std::string key = options.name + "/token";
-  if (options.rank.value == 0) {
-    token = draw_token();
-    return rendezvous.set(key, token_text(token));
-  }
+std::string key_of_token(const NativeMeshOptions& options) { return options.name + "/token"; }
+
+Status publish_token(const NativeMeshOptions& options, Rendezvous& rendezvous, Token& token) {
+  token = draw_token();
+  return rendezvous.set(key_of_token(options), token_text(token));
+}
+
+Status await_token(const NativeMeshOptions& options, Rendezvous& rendezvous,
+                   Clock::time_point deadline, Token& token) {
+  if (options.rank.value == 0) return {};
+  const std::string key = key_of_token(options);
   auto text = rendezvous.wait(key, left_until(deadline));
   if (!text.ok()) return absent(options, rendezvous, text.error());
   if (parse_token(text.value(), token)) return {};
@@ -150,8 +154,13 @@ Result<MeshRecords> exchange_records(const NativeMeshOptions& options, std::uint
   const MeshRecord own{format_text(options.size), options.address, port, one_line(host_id),
                        options.settings};
   MeshRecords all;
-  Status status = rendezvous.set(key_of_rank(options, options.rank.value), record_text(own));
-  if (status.ok()) status = agree_on_token(options, rendezvous, deadline, all.token);
+  // The token before the record: whoever has published itself is not waited for any more.
+  Status status;
+  if (options.rank.value == 0) status = publish_token(options, rendezvous, all.token);
+  if (status.ok()) {
+    status = rendezvous.set(key_of_rank(options, options.rank.value), record_text(own));
+  }
+  if (status.ok()) status = await_token(options, rendezvous, deadline, all.token);
   if (!status.ok()) return status.error();
   for (int rank = 0; rank < options.size; ++rank) {
     auto text = rendezvous.wait(key_of_rank(options, rank), left_until(deadline));

@@ -63,7 +63,7 @@ class NativeMesh final : public Driver {
     if (error) return make_error(ErrorKind::kUnsupported, "no local port: " + error.message());
     auto records = exchange_records(options_, endpoint.port(), rendezvous, deadline);
     if (!records.ok()) return records.error();
-    auto sockets = connect_mesh(options_, records.value(), acceptor, deadline);
+    auto sockets = connect_mesh(options_, records.value(), acceptor, rendezvous, deadline);
     if (!sockets.ok()) return sockets.error();
     topology_ = topology_of(records.value().ranks);
     for (std::size_t rank = 0; rank < peers_.size(); ++rank) {

@@ -41,8 +41,11 @@ class Control {
 
   virtual ~Control() = default;
   virtual const Topology& topology() const = 0;
-  /// From now on faults that peers report or cause are told. At most once.
+  /// From now on faults that peers report or cause are told, also what is known already. At most
+  /// once; heartbeats go before, from when the connections stand.
   virtual void start(Faults faults) = 0;
+  /// The fault as it is known here, also before `start`. ok if there is none.
+  virtual Status fault() const = 0;
 
   // What this rank does, for its peers and for notices; cheap.
   virtual void begin_job(const std::string& tensor) = 0;
@@ -69,5 +72,9 @@ class Control {
 /// Opens the connections; a collective call, errors as of `open_native_mesh`.
 Result<std::unique_ptr<Control>> open_control(const ControlOptions& options,
                                               std::shared_ptr<Rendezvous> rendezvous);
+
+/// `inner`, over which nobody waits any longer once `control` knows a fault: `wait` and `check`
+/// return it. For what is opened after the control connections. Both must outlive it.
+std::unique_ptr<Rendezvous> make_watched_rendezvous(Rendezvous& inner, const Control& control);
 
 }  // namespace zensync

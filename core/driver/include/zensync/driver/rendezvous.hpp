@@ -2,6 +2,7 @@
 // Place: driver, level 4. Python adapts the process group's Store to it; C++ programs use the
 // file-based one.
 // Owner: the caller; whoever opens a mesh uses it until the mesh is open, never while exchanging.
+// Whoever waits for something else than a key meanwhile asks `check` a few times a second.
 // Threads: one per object. Calls may block, `wait` for as long as it is told.
 // Fails with kDeadline (`wait`) and whatever the store behind it reports (files: kUnsupported).
 #pragma once
@@ -27,6 +28,9 @@ class Rendezvous {
   /// that holds afterwards.
   virtual Result<std::string> compare_set(const std::string& key, const std::string& expected,
                                           const std::string& desired) = 0;
+  /// Why what is being opened can be given up: another rank has failed, the caller was
+  /// interrupted. ok while nothing is known. `wait` ends for the same reasons.
+  virtual Status check() { return {}; }
 };
 
 /// One file per key in `folder` (made if missing), which all ranks can reach. Atomic by rename and
