@@ -28,6 +28,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import zensync
+from ranks import RESOLVER
 
 _CLONE_NEWNET = 0x40000000
 _HERE = Path(__file__).resolve().parent
@@ -185,7 +186,7 @@ class Forks:
         self._forked: list[int] = []
         paths = [str(_HERE), os.environ.get("PYTHONPATH", "")]
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in paths if path)}
-        env.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")
+        env.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", **RESOLVER)
         self._process = subprocess.Popen(
             [sys.executable, "-c", "import forking; forking.serve()"],
             stdin=subprocess.PIPE,

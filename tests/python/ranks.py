@@ -21,6 +21,9 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 GROUP_TIMEOUT_S = 40
+# A client of a TCPStore, and the server once more, asks for the name of whoever it talks to. A name
+# server that leaves such a question open must not cost a test the resolver's usual 5 s.
+RESOLVER = {"RES_OPTIONS": "timeout:1 attempts:1"}
 
 
 class RankError(AssertionError):
@@ -75,7 +78,8 @@ def run_ranks(
             )
             for rank in range(size)
         ]
-        with _environment(env or {}):  # before the start: settings are read once, at first use
+        # Before the start: settings are read once, at first use.
+        with _environment({**RESOLVER, **(env or {})}):
             for child in children:
                 child.start()
         until = time.monotonic() + timeout_s
