@@ -264,9 +264,10 @@ class State:
         return error
 
     def _settled(self, error: Error) -> Error:
-        """The error that all ranks name: `error` itself where this rank was the first."""
+        """The error that all ranks name: `error` itself where it says the same, perhaps with words
+        before it (of a job that came after the error)."""
         known = self._engine.error
-        if known is None or known.message == error.message:
+        if known is None or error.message.endswith(known.message):
             return error
         return make_error(known)
 

@@ -33,6 +33,7 @@ from torch.utils.data import DataLoader, Dataset
 GONE_S = 10.0
 MISMATCH_S = 2.0
 AT_ONCE_S = 1.0
+EARLIER = "this State stopped after an earlier error, make a new one: "
 both_transports = pytest.mark.parametrize("transport", TRANSPORTS)
 
 
@@ -244,7 +245,11 @@ def require_mismatches(values, cases):
 @pytest.mark.parametrize(("transport", "scheme"), on_both(SCHEMES, ["auto", "dense"]))
 def test_ranks_that_disagree_in_calls(transport, scheme):
     with Ranks(3, body_unlike, scheme, setup=Setup(transport)) as ranks:
-        require_mismatches(ranks.values(timeout_s=120), CASES)
+        values = ranks.values(timeout_s=120)
+    require_mismatches(values, CASES)
+    for first, again in (seen[case] for seen in values.values() for case in CASES[1:]):
+        # A rank that is told between two calls has only the second one refused.
+        assert again.message == EARLIER + first.message.removeprefix(EARLIER)
 
 
 @both_transports
