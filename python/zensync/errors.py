@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
@@ -44,13 +45,18 @@ class Error(RuntimeError):
     def _details(self) -> str:
         """What is known beside the message, and not said in it."""
         parts = []
-        if self.tensor is not None and self.tensor not in self.message:
+        if self.tensor is not None and not _says(self.message, self.tensor):
             parts.append(f'tensor "{self.tensor}"')
         if self.rank is not None:
             parts.append(f"seen by rank {self.rank}")
         if self.culprit is not None:
             parts.append(f"caused by rank {self.culprit}")
         return f" ({', '.join(parts)})" if parts else ""
+
+
+def _says(text: str, name: str) -> bool:
+    """Whether `name` stands in `text`, and not as a part of another word."""
+    return re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text) is not None
 
 
 class MismatchError(Error):

@@ -155,3 +155,18 @@ def test_errors(kind, name):
     assert isinstance(error, zensync.Error)
     assert str(error) == 'it broke (tensor "weight", seen by rank 1, caused by rank 2)'
     assert (error.rank, error.culprit, error.tensor) == (1, 2, "weight")
+
+
+@pytest.mark.parametrize(
+    ("message", "tensor", "added"),
+    [
+        ("it broke now", "w", True),  # a part of another word does not say it
+        ("it broke: w", "w", False),
+        ("'a.weight' broke", "a.weight", False),
+        ("it broke", None, False),
+    ],
+)
+def test_an_error_names_its_tensor_once(message, tensor, added):
+    import zensync
+
+    assert ("tensor" in str(zensync.Error(message, tensor=tensor))) is added
