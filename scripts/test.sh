@@ -32,7 +32,7 @@ format_check() { cpp_files | xargs clang-format --dry-run --Werror; }
 step configure cmake --preset "$preset"
 step build cmake --build --preset "$preset"
 step ctest ctest --preset "$preset" -j "$(nproc)"
-step pytest python -m pytest
+step pytest python -m pytest -rs
 step ruff ruff check .
 step ruff-format ruff format --check .
 step mypy mypy
@@ -40,6 +40,8 @@ if command -v clang-format >/dev/null; then
   step clang-format format_check
 fi
 
+printf '\n== skipped: these showed nothing\n'
+grep -hE '\*\*\*Skipped|^SKIPPED' $logs/ctest.log $logs/pytest.log || echo "none"
 printf '\n== closing lines of ctest and pytest\n'
 grep -E '^[0-9]+% tests passed|^Total Test time|^No tests were found' $logs/ctest.log ||
   echo "ctest printed no closing line"
