@@ -31,7 +31,6 @@ pytestmark = pytest.mark.slow
 
 SIZE = 3
 STOP_S, SLEEP_S, CUT_S = 20.0, 30.0, 20.0
-WARN_S = 10.0
 SILENT_S = 5.0  # of the State whose host goes for good; the others have the default
 GONE_S = 10.0
 SILENCE = ("PeerLostError", "DeadlineError")

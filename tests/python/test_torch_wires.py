@@ -20,8 +20,8 @@ from zensync import _core, _torch_compat, _torch_driver, _torch_wire
 
 
 class MailWork:
-    def __init__(self, tensor, held):
-        self.tensor, self.held = tensor, held
+    def __init__(self, tensor):
+        self.tensor = tensor
         self.done = False
         self.error = None
 
@@ -41,7 +41,7 @@ class MailWorld:
         self.gone = set()
 
     def post(self, pair, side, tensor):
-        work = MailWork(tensor, None)
+        work = MailWork(tensor)
         with self.lock:
             sends, recvs = self.posted[pair]
             (sends, recvs)[side].append(work)

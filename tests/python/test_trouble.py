@@ -1,5 +1,4 @@
-"""Calls that fail: memory outlives the jobs, all futures end, ranks name the right culprit, and a
-rank that leaves is missed at once."""
+"""Calls that fail: memory outlives the jobs, all futures end, ranks name the right culprit."""
 
 import gc
 import threading
@@ -279,6 +278,3 @@ def body_memory_and_hooks(rank, size):
 
 def test_memory_and_hooks():
     run_ranks(2, body_memory_and_hooks, timeout_s=100)
-
-
-# ---- who did it
