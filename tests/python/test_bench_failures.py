@@ -26,3 +26,5 @@ def test_ranks_that_name_different_things_are_not_the_same():
     assert judged([wrong, wrong])["same"] == 0  # all agree, on the wrong one
     mismatch = {"kind": "MismatchError", "culprit": 0, "at": 100.5}
     assert judged([mismatch, mismatch], fault="another shape on one rank")["same"] == 1
+    nobody = mismatch | {"culprit": None}
+    assert judged([nobody, nobody], fault="another shape on one rank")["same"] == 0

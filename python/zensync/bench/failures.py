@@ -3,7 +3,8 @@
 Three processes on loopback, once per transport. First rank 1 hands over another shape than the
 others; then, in a State made anew, it kills itself between two sums. Seconds are those of the
 slowest rank, from the instant at which all had come (mismatch) or just before the kill, on the
-monotonic clock that processes of a machine share. `same`: 1 if all named rank 1, with one class.
+monotonic clock that processes of a machine share. `same`: 1 if all had an error of one class with
+one culprit, which is rank 1 where that was killed.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ _RANKS = 3
 _CULPRIT = 1
 _TIMEOUT_S = 120
 _STEPS_BEFORE = 10
+_KILLED = "kill -9"
 _CODE = "from zensync.bench.failures import rank_main; rank_main()"
 
 
@@ -57,7 +59,7 @@ def _rows(transport: str) -> list[Row]:
     came = max(end["came"] for end in ends)
     return [
         _row("another shape on one rank", transport, [end["mismatch"] for end in ends], came, 2.0),
-        _row("kill -9", transport, [end["lost"] for end in survivors], killed_at, 10.0),
+        _row(_KILLED, transport, [end["lost"] for end in survivors], killed_at, 10.0),
     ]
 
 
@@ -66,7 +68,10 @@ def _row(
 ) -> Row:
     seconds = max(end["at"] for end in ends) - since
     named = {(end["kind"], end["culprit"]) for end in ends}
-    same = len(named) == 1 and (fault != "kill -9" or named == {("PeerLostError", _CULPRIT)})
+    is_known = all(culprit is not None for _, culprit in named)
+    same = len(named) == 1 and is_known
+    if fault == _KILLED:
+        same = named == {("PeerLostError", _CULPRIT)}
     return {
         "fault": fault,
         "transport": transport,
