@@ -1,12 +1,13 @@
 """`zensync bench`: targets are judged, and a missed one is an exit status."""
 
 import math
+import subprocess
 import sys
 
 import numpy as np
 import pytest
 from zensync import _core, bench
-from zensync.bench import kernels, volumes
+from zensync.bench import kernels, result, volumes
 from zensync.bench.result import Table
 from zensync.demo import data
 
@@ -57,3 +58,22 @@ def test_parts_of_a_row_can_be_fixed(parts, width):
     result = _core.loopback_sum([rows, rows, rows], options)
     assert [report["width"] for report in result["reports"]] == [width] * 3
     assert (result["results"][0] == 3 * rows).all()
+
+
+def test_results_that_were_written_do_not_make_another_commit(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert result.commit() == ""
+    results = tmp_path / "bench/results"
+    results.mkdir(parents=True)
+    (results / "old.json").write_text("1")
+    git = ["git", "-c", "user.name=t", "-c", "user.email=t@example.org"]
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "first"]):
+        subprocess.run([*git, *words], check=True)
+    clean = result.commit()
+    assert len(clean) >= 7
+    (results / "old.json").write_text("2")
+    (results / "more.json").write_text("3")
+    monkeypatch.chdir(results)
+    assert result.commit() == clean
+    (tmp_path / "code.py").write_text("4")
+    assert result.commit() == clean + "+"

@@ -40,9 +40,13 @@ def machine() -> dict[str, Any]:
 
 
 def commit() -> str:
-    """The commit of the working tree that is measured, '+' behind it if it was changed; or ''."""
+    """The commit of the working tree around the current folder, or ''.
+
+    '+' behind it if something else than results, which a measurement itself writes, was changed.
+    """
     try:
-        return _git("rev-parse", "--short", "HEAD") + ("+" if _git("status", "--porcelain") else "")
+        changed = _git("status", "--porcelain", "--", ":/", ":(top,exclude)bench/results")
+        return _git("rev-parse", "--short", "HEAD") + ("+" if changed else "")
     except (OSError, subprocess.SubprocessError):
         return ""
 
