@@ -73,8 +73,8 @@ int main(int argc, char** argv) {
     for (auto& rank : ranks) rank.join();
     return 0;
   }
-  char folder[] = "/tmp/zensync-bench-XXXXXX";
-  if (mkdtemp(folder) == nullptr) return 1;
+  std::string folder = std::filesystem::temp_directory_path() / "zensync-bench-XXXXXX";
+  if (mkdtemp(folder.data()) == nullptr) return 1;
   int failures = 0;
   for (int rank = 0; rank < size; ++rank) {
     if (threads) {
