@@ -267,9 +267,12 @@ class State:
         """The error that all ranks name: `error` itself where it says the same, perhaps with words
         before it (of a job that came after the error)."""
         known = self._engine.error
-        if known is None or error.message.endswith(known.message):
+        if known is None:
             return error
-        return make_error(known)
+        told = make_error(known)
+        # Several ranks may fail with one text at once, each with itself as the culprit.
+        is_own = error.message.endswith(told.message) and error.culprit == told.culprit
+        return error if is_own else told
 
     def _abort(self, error: Error) -> None:
         if self._engine.error is not None:

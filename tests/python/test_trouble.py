@@ -7,6 +7,7 @@ import weakref
 
 import pytest
 import torch
+import torch.distributed as dist
 import zensync
 from ranks import run_ranks
 from torch.nn.parallel import DistributedDataParallel
@@ -278,3 +279,32 @@ def body_memory_and_hooks(rank, size):
 
 def test_memory_and_hooks():
     run_ranks(2, body_memory_and_hooks, timeout_s=100)
+
+
+# ---- who did it
+
+
+def body_all_fail_alike(rank, size):
+    state = zensync.State()
+    zensync.all_reduce(torch.ones(3), state=state)
+    dist.barrier()
+
+    def start():
+        def run():
+            raise ValueError("the same text")
+
+        return run
+
+    pending = state.call(start)
+    assert pending.wait(SOON_S)
+    assert state.last_error is pending.error
+    with pytest.raises(zensync.Error) as later:
+        zensync.all_reduce(torch.ones(3), state=state)
+    dist.barrier()
+    state.close()
+    return pending.error.culprit, later.value.culprit
+
+
+def test_ranks_that_fail_alike_at_once_name_one():
+    culprits = {one for both in run_ranks(3, body_all_fail_alike) for one in both}
+    assert len(culprits) == 1, culprits
