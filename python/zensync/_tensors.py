@@ -208,4 +208,4 @@ class CooParts:
         """The reverse of `dense`, with the rows where `member` [rows] is not 0."""
         rows = member.nonzero().reshape(-1)
         values = dense[rows].to(self.values.dtype)
-        return self.assemble(rows, values.reshape(-1, *self.shape[self.sparse_dim :]))
+        return self.assemble(rows, values.reshape(len(rows), *self.shape[self.sparse_dim :]))

@@ -75,6 +75,10 @@ def body_coo(rank, size):
     )
     zensync.all_reduce(empty)
     assert empty._nnz() == 0
+    with zensync.State(scheme="dense") as state:
+        no_elements = torch.zeros(5, 0).to_sparse(1)
+        zensync.all_reduce(no_elements, state=state)
+        assert no_elements.shape == (5, 0)
     big = torch.sparse_coo_tensor(
         torch.tensor([[rank, 2**33 - 1]]), torch.ones(2, 2), (2**33, 2), check_invariants=False
     )
