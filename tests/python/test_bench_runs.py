@@ -182,6 +182,9 @@ def test_in_the_slow_network_bytes_are_the_cards():
         (["--dtype", "float8"], "invalid choice"),
         (["--pattern", "disjoint", "--density", "0.3"], "at most 0.25"),
         (["--json", "/no/such/folder/x.json"], "there is no folder"),
+        (["--json", "/"], "is a folder"),
+        (["--seed", str(2**64)], "--seed must be below 2^63"),
+        (["--pattern", "vocab", "--offline", "--data", "/dev/null/data"], "/dev/null/data"),
         (["--kernels", "--size", "1M"], "--size has no effect"),
     ],
 )
@@ -203,6 +206,23 @@ def status_of(monkeypatch, words: list[str], **variables: str) -> int:
         return bench.main()
     except SystemExit as why:
         return int(why.code)
+
+
+def test_what_zensync_does_not_do_is_not_measured():
+    done = run("--ranks", "2", "--size", "4K", ZENSYNC_DISABLE="1")
+    assert done.returncode == 2
+    assert "ZENSYNC_DISABLE=1 is set" in done.stderr
+
+
+def test_results_that_cannot_be_written_are_one_line(monkeypatch, capsys):
+    def fails(_options):
+        raise PermissionError(13, "Permission denied", "x.json")
+
+    monkeypatch.setattr(bench, "_measure", fails)
+    assert status_of(monkeypatch, ["--kernels"]) == 2
+    assert capsys.readouterr().err.splitlines() == [
+        "zensync bench: [Errno 13] Permission denied: 'x.json'"
+    ]
 
 
 def test_a_rate_needs_root(monkeypatch, capsys):

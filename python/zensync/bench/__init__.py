@@ -18,6 +18,14 @@ from .result import Table, show, write_json
 
 def main() -> int:
     """Runs what sys.argv names; the exit status."""
+    try:
+        return _main()
+    except OSError as why:  # a file that cannot be written, or read
+        print(f"zensync bench: {why}", file=sys.stderr)
+        return 2
+
+
+def _main() -> int:
     parser = make_parser()
     given = parser.parse_args()
     check_common(parser, given)

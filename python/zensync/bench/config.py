@@ -92,6 +92,8 @@ class Config:
         for name, least in (("iters", 1), ("warmup", 0), ("row", 1), ("seed", 0)):
             if getattr(self, name) < least:
                 return f"--{name} must be at least {least}, not {getattr(self, name)}"
+        if self.seed >= 1 << 63:
+            return f"--seed must be below 2^63, not {self.seed}"
         for size in self.sizes:
             if size < 1 or size % self.unit_bytes:
                 what = f"{self.row} {self.dtype}, {self.unit_bytes} bytes"

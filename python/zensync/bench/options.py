@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
+from .._settings import is_disabled
 from .config import BROKEN_SCHEME, DTYPES, NOT_SPARSE_IN_TORCH, SCHEMES, TRANSPORTS, Config
 from .patterns import PATTERNS
 
@@ -94,6 +95,10 @@ def check_common(parser: argparse.ArgumentParser, given: argparse.Namespace) -> 
     """What holds for all modes; ends the program if it does not."""
     if given.json and given.json != "-" and not Path(given.json).resolve().parent.is_dir():
         parser.error(f"--json: there is no folder {Path(given.json).parent}")
+    if given.json and given.json != "-" and Path(given.json).is_dir():
+        parser.error(f"--json: {given.json} is a folder; give the name of a file")
+    if is_disabled():
+        parser.error("ZENSYNC_DISABLE=1 is set: what is measured would not be zensync; unset it")
     if measures_parts(given):
         for name in _DEFAULTS:
             if getattr(given, name) is not None:
