@@ -142,6 +142,30 @@ def test_an_interrupted_run_leaves_nothing(number, status, slow, tmp_path):
         assert f"zs{child.pid}-" not in listed.stdout
 
 
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGKILL, -9)])
+def test_an_interrupted_run_of_failures_leaves_nothing(number, status, tmp_path):
+    child = subprocess.Popen(
+        [sys.executable, "-m", "zensync", "bench", "--failures"],
+        stdout=subprocess.DEVNULL, env=WITHOUT_TORCHRUN | {"TMPDIR": str(tmp_path)},
+    )  # fmt: skip
+    try:
+        until = time.monotonic() + 20
+        while len(ranks := children_of(child.pid)) < 3 and time.monotonic() < until:
+            time.sleep(0.02)
+        time.sleep(1.0)
+        child.send_signal(number)
+        assert child.wait(10) == status
+    finally:
+        child.kill()
+        child.wait()
+    assert len(ranks) == 3
+    until = time.monotonic() + 15  # a rank that is just starting sees its parent gone
+    while any(map(is_running, ranks)) and time.monotonic() < until:
+        time.sleep(0.02)
+    assert not any(map(is_running, ranks))
+    assert number == signal.SIGKILL or list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.skipif(why_not() is not None, reason=f"a slow-link network {why_not()}")
 def test_in_the_slow_network_bytes_are_the_cards():
     done = run("--ranks", "4", "--hosts", "2", "--rate", "100mbit", "--size", "1M", "--json", "-",

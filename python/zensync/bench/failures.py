@@ -19,6 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from ..lab.processes import die_with, leaving_on_signals
 from .result import Row, Table
 
 _RANKS = 3
@@ -36,11 +37,11 @@ def run() -> list[Table]:
 
 
 def _rows(transport: str) -> list[Row]:
-    with tempfile.TemporaryDirectory() as folder:
+    with leaving_on_signals(), tempfile.TemporaryDirectory() as folder:
         environment = os.environ | {"ZENSYNC_TRANSPORT": transport, "OMP_NUM_THREADS": "1"}
         children = [
             subprocess.Popen(
-                [sys.executable, "-c", _CODE, str(rank), folder], env=environment
+                [sys.executable, "-c", _CODE, str(rank), folder, str(os.getpid())], env=environment
             )
             for rank in range(_RANKS)
         ]  # fmt: skip
@@ -84,7 +85,8 @@ def _row(
 
 
 def rank_main() -> None:
-    """One rank; arguments: rank, folder."""
+    """One rank; arguments: rank, folder, the process that started it."""
+    die_with(int(sys.argv[3]))
     import torch
     import torch.distributed as dist
 
