@@ -127,6 +127,9 @@ def main() -> int:
     except library.SlowNetError as error:
         print(f"slow_net: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:  # processes and network are gone by now
+        print("slow_net: interrupted", file=sys.stderr)
+        return 130
 
 
 if __name__ == "__main__":

@@ -251,6 +251,24 @@ def test_commands_end_with_a_killed_run():
     assert name not in namespaces()
 
 
+def test_an_interrupted_run_says_so_in_one_line():
+    command = [sys.executable, str(TOOL), "run", "--hosts", "1", "--", "sh", "-c", "echo; sleep 60"]
+    runner = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert runner.stdout is not None
+    runner.stdout.readline()
+    runner.send_signal(signal.SIGINT)
+    assert runner.communicate(timeout=10)[1] == "slow_net: interrupted\n"
+    assert runner.returncode == 130
+
+
+def test_a_missing_tool_is_one_line(monkeypatch):
+    monkeypatch.setenv("PATH", "/nonexistent")
+    done = tool("clean")
+    assert done.returncode == 1
+    assert done.stderr.startswith("slow_net: `ip netns list` failed")
+    assert len(done.stderr.splitlines()) == 1
+
+
 def answers(net: SlowNet, source: int, target: int) -> bool:
     # Two of them: the first may be spent on finding the other's hardware address.
     words = "import socket, sys\nsocket.create_connection((sys.argv[1], 1), timeout=0.7)"

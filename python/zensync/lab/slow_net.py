@@ -65,7 +65,10 @@ class Counters:
 
 
 def _call(command: Sequence[str]) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
+    except (OSError, subprocess.TimeoutExpired) as why:
+        raise SlowNetError(f"`{' '.join(command)}` failed: {why}") from why
     if done.returncode != 0:
         raise SlowNetError(f"`{' '.join(command)}` failed: {done.stderr.strip()}")
     return done.stdout
