@@ -199,7 +199,10 @@ def _run(command: list[str]) -> tuple[float, float]:
     Its output goes to stderr: stdout is for the table.
     """
     began, busy = time.monotonic(), _others_s()
-    child = subprocess.Popen(command, cwd=ROOT, stdout=sys.stderr, stdin=subprocess.DEVNULL)
+    try:
+        child = subprocess.Popen(command, cwd=ROOT, stdout=sys.stderr, stdin=subprocess.DEVNULL)
+    except OSError as why:
+        raise MeasureError(f"the command could not be started: {why}") from why
     try:
         status = child.wait()
     finally:
@@ -302,6 +305,9 @@ def main() -> int:
         return 2
     if options.json and not options.json.resolve().parent.is_dir():
         say(f"--json: there is no folder {options.json.parent}")
+        return 2
+    if options.json and options.json.is_dir():
+        say(f"--json: {options.json} is a folder; give the name of a file")
         return 2
     wanted = set(options.only or names)
     chosen = [one for one in claims if {one.name, one.measurement} & wanted]

@@ -141,6 +141,7 @@ def test_a_measurement_is_run_and_kept(tmp_path):
         (measurement_of("pass"), "wrote no result"),
         (measurement_of(WRITE, needs="Ishmael"), "not 'Ishmael'"),
         (claims.Measurement("m", [sys.executable, "-c", "raise SystemExit(1)"]), "status 1"),
+        (claims.Measurement("m", ["/no/such/program"]), "could not be started"),
     ],
 )
 def test_a_measurement_that_fails_says_so(what, why):
@@ -175,6 +176,9 @@ def test_the_command_lists_and_refuses(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["claims", "--only", "nothing"])
     assert claims.main() == 2
     assert "nothing" in capsys.readouterr().err
+    monkeypatch.setattr(sys, "argv", ["claims", "--json", "/"])
+    assert claims.main() == 2
+    assert "is a folder" in capsys.readouterr().err
     monkeypatch.setattr(claims, "not_in", lambda *_: [claim_of(readme="5")])
     assert claims.main() == 2
     assert "'5'" in capsys.readouterr().err
