@@ -11,6 +11,9 @@
     slow_net.py remove --hosts 4
     slow_net.py clean                          removes what dead owners left
 
+A network belongs to the process that calls this (a shell): call `make` and what uses it from one
+shell; behind sudo or timeout give each the same `--owner $$`.
+
 Commands see ZS_HOST, ZS_HOSTS, ZS_RATE, ZS_BURST, MASTER_ADDR and GLOO_SOCKET_IFNAME; those of
 `run` also ZS_RANK, RANK, LOCAL_RANK, WORLD_SIZE, MASTER_PORT, and they end with a killed `run`.
 What they have started, and the namespaces, stay until the next `make`, `run` or `clean`, which ends
@@ -60,7 +63,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--burst", default="128kb")
     parser.add_argument("--limit", default="8mb")
     parser.add_argument("--label", default="a", help="tells networks of one owner apart")
-    parser.add_argument("--owner", type=int, help="process that the network lives as long as")
+    parser.add_argument(
+        "--owner", type=int, help="process that the network lives as long as (the caller)"
+    )
     words = sys.argv[1:]
     at = words.index("--") if "--" in words else len(words)
     args = parser.parse_args(words[:at])
@@ -96,6 +101,11 @@ def _act(library: Any, args: argparse.Namespace) -> int:
     hosts = range(net.hosts)
     if args.action == "run":
         return _run_everywhere(net, args.command, args.ranks_per_host)
+    if args.action not in ("make", "remove") and not net.is_made():
+        raise library.SlowNetError(
+            f"process {owner} has no such network of {args.hosts} hosts: `make` it from the same "
+            "shell, or give both the same --owner"
+        )
     if args.action == "exec":
         environment = os.environ | net.environment(args.host)
         command = net.command(args.host, args.command)

@@ -176,6 +176,10 @@ class SlowNet:
     def _own(self) -> list[str]:
         return [name for name in _namespaces() if name.startswith(self._run + "-")]
 
+    def is_made(self) -> bool:
+        """Whether the namespaces of all hosts are there, whatever the state of the links."""
+        return {self.namespace(host) for host in range(self.hosts)} <= set(self._own())
+
     def exists(self) -> bool:
         """Whether just this network is there, complete."""
         expected = {self._bridge, *(self.namespace(h) for h in range(self.hosts))}
