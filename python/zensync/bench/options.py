@@ -104,6 +104,8 @@ def check_common(parser: argparse.ArgumentParser, given: argparse.Namespace) -> 
             if getattr(given, name) is not None:
                 parts = ", ".join(f"--{part}" for part in _PARTS)
                 parser.error(f"--{name} has no effect with {parts}")
+    elif given.check:
+        parser.error(f"--check needs one of --{', --'.join(_PARTS)}")
 
 
 def measures_parts(given: argparse.Namespace) -> bool:
