@@ -16,6 +16,7 @@ if ! command -v clang++ >/dev/null; then
   exit 2
 fi
 mkdir -p build/fuzz
+echo "building (minutes at first; output in build/fuzz/build.log)" >&2
 if ! { cmake --preset fuzz && cmake --build --preset fuzz; } >build/fuzz/build.log 2>&1; then
   tail -n 30 build/fuzz/build.log >&2
   exit 2
