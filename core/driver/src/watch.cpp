@@ -39,10 +39,11 @@ void Watch::begin(WaitKind kind, const std::string& tensor, const char* phase) {
 
 void Watch::end(WaitKind kind) {
   Wait& wait = waits_[static_cast<std::size_t>(kind)];
-  if (wait.active && wait.warned) {
+  const bool was_told = wait.active && wait.warned;
+  wait.active = false;  // over, also where there is no memory to say so
+  if (was_told) {
     pending_.push_back(describe(wait, kind) + " is over after " + seconds_text(wait.waited));
   }
-  wait.active = false;
 }
 
 void Watch::heard(Rank peer, const Progress& progress) {

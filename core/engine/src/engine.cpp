@@ -1,12 +1,15 @@
 // The queue and its thread. Place: engine.
 // Jobs run in submission order. The first error is final: it is told to all peers, and every later
-// job ends with it at once, so that no future stays open.
+// job ends with it at once, so that no future stays open. Nothing that fails while a job fails ends
+// the thread: a driver or control that throws is passed over, and where memory for the error is
+// missing too, a short one takes its place.
 #include "zensync/engine/engine.hpp"
 
 #include <atomic>
 #include <deque>
 #include <exception>
 #include <stdexcept>
+#include <string>
 #include <thread>
 
 #include "job.hpp"
@@ -20,6 +23,44 @@ namespace {
 
 /// How long an error waits for what the other ranks call it.
 constexpr std::chrono::milliseconds kSettle{2000};
+
+/// An error that needs no memory: so short a text is kept inside the string.
+Error out_of_memory() noexcept {
+  Error error;
+  error.kind = ErrorKind::kCapacity;
+  error.message = "out of memory";
+  return error;
+}
+
+/// What `action` returns, or the error that stands for what it throws.
+template <class Action>
+Status guarded(Action action) noexcept {
+  try {
+    try {
+      return action();
+    } catch (const std::bad_alloc&) {
+      return make_error(ErrorKind::kCapacity, "out of memory; set max_bytes");
+    } catch (const std::length_error&) {
+      return make_error(ErrorKind::kCapacity, "a size beyond what memory can hold");
+    } catch (const std::exception& error) {
+      return make_error(ErrorKind::kInternal, error.what());
+    } catch (...) {
+      return make_error(ErrorKind::kInternal, "an exception of no known type");
+    }
+  } catch (...) {  // no memory for that text
+    return out_of_memory();
+  }
+}
+
+/// For steps of giving up: those that follow are taken all the same.
+template <class Action>
+void attempt(Action action) noexcept {
+  try {
+    action();
+  } catch (...) {  // there is a first error already, and that is the one to tell
+    return;
+  }
+}
 
 class ThreadedEngine final : public Engine {
  public:
@@ -73,10 +114,8 @@ class ThreadedEngine final : public Engine {
       wake_.notify_all();
       if (!idle_.wait_for(lock, timeout, [this] { return queue_.empty() && !busy_; })) {
         lock.unlock();
-        abort(make_error(
-            ErrorKind::kPeerLost,
-            "rank " + std::to_string(rank_.value) + " closed its State while jobs were in flight",
-            rank_));
+        const Status why = guarded([this] { return Status(closed_error()); });
+        abort(why.error());
       }
     }
     std::lock_guard join_lock(join_mutex_);
@@ -93,9 +132,8 @@ class ThreadedEngine final : public Engine {
     if (aborting_.joinable()) aborting_.join();
   }
 
-  void abort(const Error& why) override {
-    if (const auto control = held(control_)) control->report(why);
-    if (const auto driver = held(driver_)) driver->abort(why);
+  void abort(const Error& why) noexcept override {
+    give_up(why);
     static_cast<void>(fail(why));
     wake_.notify_all();
   }
@@ -133,16 +171,18 @@ class ThreadedEngine final : public Engine {
   }
 
   /// Makes `own`, or what all ranks call it, the error of this engine; returns that.
-  Status fail(const Error& own) {
+  Status fail(const Error& own) noexcept {
     Status settled;
-    if (const auto control = held(control_)) settled = control->settle(kSettle);
+    attempt([&] {
+      if (const auto control = held(control_)) settled = control->settle(kSettle);
+    });
     std::lock_guard lock(mutex_);
     if (!settled.ok()) {
-      failed_ = settled;
+      failed_ = std::move(settled);
     } else if (failed_.ok()) {
-      failed_ = own;
+      failed_ = guarded([&] { return Status(own); });
     }
-    return failed_;
+    return guarded([this] { return failed_; });
   }
 
   std::shared_ptr<Job> enqueue(std::shared_ptr<JobState> job) {
@@ -183,26 +223,34 @@ class ThreadedEngine final : public Engine {
     return job;
   }
 
-  Status run_guarded(JobState& job) {
-    Status status = this->status();
-    if (!status.ok()) return fail(status.error());
-    try {
-      status = runner_.run(job);
-    } catch (const std::bad_alloc&) {
-      status = make_error(ErrorKind::kCapacity, "out of memory; set max_bytes");
-    } catch (const std::length_error&) {
-      status = make_error(ErrorKind::kCapacity, "a size beyond what memory can hold");
-    } catch (const std::exception& error) {
-      status = make_error(ErrorKind::kInternal, error.what());
-    }
-    if (!status.ok()) {
-      if (status.error().rank.value < 0) status.error().rank = rank_;
-      if (status.error().tensor.empty()) status.error().tensor = job.spec.name;
-    }
-    if (status.ok()) return status;
-    if (control_) control_->report(status.error());
-    driver_->abort(status.error());
-    return fail(status.error());
+  Error closed_error() const {
+    return make_error(
+        ErrorKind::kPeerLost,
+        "rank " + std::to_string(rank_.value) + " closed its State while jobs were in flight",
+        rank_);
+  }
+
+  /// Runs a job; its error is told to the peers and is final.
+  Status run_guarded(JobState& job) noexcept {
+    Status own = guarded([this] { return status(); });
+    if (!own.ok()) return fail(own.error());
+    own = guarded([&] { return runner_.run(job); });
+    if (own.ok()) return own;
+    Error& error = own.error();
+    if (error.rank.value < 0) error.rank = rank_;
+    if (error.tensor.empty()) attempt([&] { error.tensor = job.spec.name; });
+    give_up(error);
+    return fail(error);
+  }
+
+  /// Tells the peers; neither of the two ways is left out because the other throws.
+  void give_up(const Error& why) noexcept {
+    attempt([&] {
+      if (const auto control = held(control_)) control->report(why);
+    });
+    attempt([&] {
+      if (const auto driver = held(driver_)) driver->abort(why);
+    });
   }
 
   void work() {

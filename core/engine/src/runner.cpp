@@ -3,6 +3,7 @@
 #include "runner.hpp"
 
 #include <limits>
+#include <new>
 
 #include "probe.hpp"
 #include "zensync/base/fp_env.hpp"
@@ -25,6 +26,26 @@ Status check_countable(const TensorSpec& spec, const Plan& plan) {
   return make_error(ErrorKind::kCapacity, "scheme '" + std::string(scheme_name(plan.scheme)) +
                                               "' takes at most 2^32 units; use 'balanced'");
 }
+
+/// Ends what `begin_job` began, also where the job throws: nobody waits in it any more.
+class WatchedJob {
+ public:
+  WatchedJob(Control* control, const std::string& name) : control_(control) {
+    if (control_ != nullptr) control_->begin_job(name);
+  }
+  ~WatchedJob() {
+    try {
+      if (control_ != nullptr) control_->end_job();
+    } catch (const std::bad_alloc&) {  // no memory to tell people that the wait is over
+      return;
+    }
+  }
+  WatchedJob(const WatchedJob&) = delete;
+  WatchedJob& operator=(const WatchedJob&) = delete;
+
+ private:
+  Control* control_;
+};
 
 const std::string& name_of(const JobState& job) {
   return job.is_agreement && !job.items.empty() ? job.items.front().name : job.spec.name;
@@ -63,10 +84,12 @@ Status Runner::run(JobState& job) {
   const auto start = Clock::now();
   const WireCount before = driver_.wire_count();
   deadline_ = start + options_.deadline;
-  if (control_ != nullptr) control_->begin_job(name_of(job));
-  Status status = job.is_agreement ? run_agreement(job) : run_tensor(job);
-  if (status.ok()) status = late(driver_.flush(deadline_));
-  if (control_ != nullptr) control_->end_job();
+  Status status;
+  {
+    const WatchedJob watched(control_, name_of(job));
+    status = job.is_agreement ? run_agreement(job) : run_tensor(job);
+    if (status.ok()) status = late(driver_.flush(deadline_));
+  }
   const WireCount after = driver_.wire_count();
   JobReport& report = job.result.report;
   report.sent_bytes = after.sent_bytes - before.sent_bytes;
