@@ -2,7 +2,8 @@
 // A peer is behind when it has begun fewer jobs (or fewer exchanges of this job, or fewer dense
 // all-reduces) than this rank: it is the one that is waited for, or it waits for somebody who is.
 // A peer is given up only while this rank waits, and only when its heartbeat stopped as well: a
-// rank that compiles or saves for minutes is slow, not dead.
+// rank that compiles or saves for minutes is slow, not dead. Where no peer is heard (there are no
+// control connections) nobody is judged, and notices say that.
 #include "watch.hpp"
 
 #include <algorithm>
@@ -105,9 +106,11 @@ std::string Watch::describe(const Wait& wait, WaitKind kind) const {
 
 std::string Watch::describe_peers(WaitKind kind) const {
   std::string text;
+  bool anybody = false;
   for (int rank = 0; rank < static_cast<int>(peers_.size()); ++rank) {
     const Peer& peer = at(Rank{rank});
     if (rank == self_.value || peer.left) continue;
+    anybody = true;
     const bool behind = is_behind(peer.progress, kind);
     if (!behind && peer.silence < kQuiet) continue;
     text += (text.empty() ? "rank " : "; rank ") + std::to_string(rank);
@@ -121,6 +124,7 @@ std::string Watch::describe_peers(WaitKind kind) const {
                 ? ", its process lives"
                 : ", nothing was heard from its process for " + seconds_text(peer.silence);
   }
+  if (!anybody) return "there are no heartbeats, so it is not known for whom";
   if (text.empty()) return "no rank is behind: the links are slow, or the message is large";
   return text;
 }

@@ -259,6 +259,11 @@ TEST(ControlWithoutConnections, RanksAgreeOnceEachHasAFaultOfItsOwn) {
   start_job(world.at(0), "table");
   std::this_thread::sleep_for(500ms);
   EXPECT_TRUE(world.is_quiet());  // silence tells nothing here
+  const std::vector<std::string> notices = world.at(0).take_notices();
+  ASSERT_FALSE(notices.empty());
+  for (const std::string& text : notices) {
+    EXPECT_NE(text.find("there are no heartbeats"), std::string::npos) << text;
+  }
   EXPECT_EQ(world.at(0).behind().value, -1);
   world.at(2).report(kReason);
   EXPECT_EQ(world.at(2).settle(kEnough).error().message, kReason.message);

@@ -120,6 +120,20 @@ TEST_F(WatchTest, ANoticeTellsASilentRankFromSlowLinks) {
   EXPECT_NE(notice_after(1s).find("no rank is behind: the links are slow"), std::string::npos);
 }
 
+/// Without control connections nothing is known of anybody: no rank is cleared of being behind.
+TEST_F(WatchTest, ANoticeWithoutHeartbeatsSaysThatNobodyKnowsWho) {
+  for (int rank = 0; rank < 4; ++rank) watch_.left(Rank{rank}, false);
+  wait_in_job(1, 1);
+  const std::string job = notice_after(10s);
+  EXPECT_NE(job.find(" for 10 s: there are no heartbeats, so it is not known for whom"),
+            std::string::npos)
+      << job;
+  watch_.end(WaitKind::kJob);
+  EXPECT_NE(notice_after(1s).find("is over"), std::string::npos);
+  wait_in_dense(1);
+  EXPECT_NE(notice_after(10s).find("there are no heartbeats"), std::string::npos);
+}
+
 TEST_F(WatchTest, AWaitThatWasWarnedOfIsToldToBeOver) {
   wait_in_job(1, 1);
   watch_.tick(10s);
