@@ -10,7 +10,6 @@
 #include <cstring>
 
 #include "element.hpp"
-#include "zensync/partition/partition.hpp"
 
 namespace zensync::test {
 namespace {
@@ -129,39 +128,13 @@ std::uint64_t count_union(const Inputs& inputs) {
   return static_cast<std::uint64_t>(std::unique(all.begin(), all.end()) - all.begin());
 }
 
-/// 16-bit COO entries that had to be sorted travel as fp32 until they are added to others', which
-/// `traffic()` does not know: two bytes more for each element of such a message.
-void add_wider_values(const PropertyCase& given, const Inputs& inputs,
-                      std::vector<RankTraffic>& traffic) {
-  if (!is_half(given.spec.dtype)) return;
-  const std::size_t n = inputs.ranks.size();
-  const std::size_t power = power_below(n);
-  const auto send = [&](std::size_t from, std::size_t to, std::uint64_t units) {
-    if (from == to) return;
-    traffic[from].sent_bytes += units * given.plan.width * 2;
-    traffic[to].received_bytes += units * given.plan.width * 2;
-  };
-  const Partition partition(given.wire.partition, given.units(), given.size, given.key);
-  for (std::size_t rank = 0; rank < n; ++rank) {
-    const RankInput& input = inputs.ranks[rank];
-    if (!input.is_coalesced) continue;
-    if (given.plan.scheme == SchemeId::kBalanced) {
-      for (UnitId unit : input.units) {
-        send(rank, static_cast<std::size_t>(partition.owner_of(unit).value), 1);
-      }
-    } else if (given.plan.scheme == SchemeId::kAgSparse) {
-      for (std::size_t to = 0; to < n; ++to) send(rank, to, input.units.size());
-    } else if (rank >= power) {
-      send(rank, rank - power, input.units.size());
-    } else if (rank + power >= n && power > 1) {  // nothing was folded in: own units still
-      send(rank, rank ^ 1, input.units.size());
-    }
-  }
-}
-
 std::vector<RankTraffic> expected_traffic(const PropertyCase& given, const Inputs& inputs) {
   std::vector<std::vector<UnitId>> units;
-  for (const RankInput& input : inputs.ranks) units.push_back(input.units);
+  std::vector<bool> coalesced;
+  for (const RankInput& input : inputs.ranks) {
+    units.push_back(input.units);
+    coalesced.push_back(input.is_coalesced);
+  }
   const ExactCounts counts(std::move(units));
   TrafficInput input;
   input.size = given.size;
@@ -170,9 +143,8 @@ std::vector<RankTraffic> expected_traffic(const PropertyCase& given, const Input
   input.wire = given.wire;
   input.key = given.key;
   input.counts = &counts;
-  std::vector<RankTraffic> result = traffic(input);
-  add_wider_values(given, inputs, result);
-  return result;
+  input.coalesced = std::move(coalesced);
+  return traffic(input);
 }
 
 }  // namespace

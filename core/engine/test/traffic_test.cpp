@@ -6,6 +6,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <functional>
+
 #include "group.hpp"
 #include "zensync/base/hash.hpp"
 
@@ -38,6 +41,10 @@ std::vector<std::vector<UnitId>> all_units(const Case& job, std::uint64_t width)
   return units;
 }
 
+bool ascends(const std::vector<std::int64_t>& rows) {
+  return std::adjacent_find(rows.begin(), rows.end(), std::greater_equal<>()) == rows.end();
+}
+
 TrafficInput input_of(const Case& job, const JobReport& report, const WireOptions& wire,
                       const std::string& name) {
   TrafficInput input;
@@ -62,6 +69,7 @@ void compare(const CaseSpec& spec, const std::string& name, const EngineOptions&
   TrafficInput input = input_of(job, jobs[0]->report(), options.wire, name);
   const ExactCounts counts(all_units(before, std::max<std::uint64_t>(input.plan.width, 1)));
   input.counts = &counts;
+  for (const RankData& data : before.ranks) input.coalesced.push_back(!ascends(data.coo_rows));
   const std::vector<RankTraffic> expected = traffic(input);
   ASSERT_EQ(expected.size(), static_cast<std::size_t>(spec.size));
   for (int rank = 0; rank < spec.size; ++rank) {
@@ -133,7 +141,9 @@ TEST_P(Traffic, EqualsTheWireForTensorsWithoutElements) {
 
 TEST_P(Traffic, EqualsTheWireForDuplicatedEntries) {
   compare_all(options_of(GetParam()), {form(DType::kF32, Storage::kCooDuplicates, 701, 3),
-                                       form(DType::kI64, Storage::kCooDuplicates, 701, 1)});
+                                       form(DType::kI64, Storage::kCooDuplicates, 701, 1),
+                                       form(DType::kBF16, Storage::kCooDuplicates, 701, 3),
+                                       form(DType::kF16, Storage::kCooDuplicates, 151, 1)});
 }
 
 /// Many blocks and, from the second job of a name on, several chunks cut by the histogram.

@@ -1,7 +1,9 @@
 // Bytes of a scheme from what travelled: per-rank counts and the union. Place: plan. Pure.
 // The ranks' units are taken as drawn by chance from a support of E units, with E such that the
 // expected union is the known one; the union of any subset follows. Index bytes come from the
-// codec's own formula at that density.
+// codec's own formula at that density. A rank's own units are taken to carry the tensor's dtype;
+// what no rank knows of another is whether its COO entries had to be added up first, after which
+// 16-bit ones carry fp32 (traffic() is told).
 #include <algorithm>
 #include <bit>
 

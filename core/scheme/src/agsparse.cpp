@@ -85,7 +85,7 @@ std::vector<RankTraffic> agsparse_traffic(const TrafficInput& input) {
     const IndexTraffic all = index_traffic(input, {&from, 1}, {&whole, Rank{0}, 0, whole.slots()});
     for (int to = 0; to < input.size; ++to) {
       if (to == from) continue;
-      book(ranks, from, to, message_bytes(1, all.units, input.unit_bytes(), all.bytes));
+      book(ranks, from, to, message_bytes(1, all.units, input.own_bytes(from), all.bytes));
     }
   }
   return ranks;

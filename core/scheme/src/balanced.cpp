@@ -216,7 +216,7 @@ std::vector<RankTraffic> balanced_traffic(const TrafficInput& input) {
         if (peer == owner) continue;
         const IndexTraffic push = index_traffic(input, {&peer, 1}, range);
         book(ranks, peer, owner,
-             message_bytes(chunk == 0, push.units, input.unit_bytes(), push.bytes));
+             message_bytes(chunk == 0, push.units, input.own_bytes(peer), push.bytes));
         book(ranks, owner, peer, message_bytes(0, pull.units, input.unit_bytes(), pull.bytes));
       }
     }

@@ -222,14 +222,14 @@ std::vector<RankTraffic> recursive_doubling_traffic(const TrafficInput& input) {
          message_bytes(1, index.units, unit_bytes, index.bytes + block.size() * sizeof(RankCount)));
   };
   for (int rank = power; rank < input.size; ++rank) {
-    send(rank, rank - power, {rank}, input.unit_bytes());
+    send(rank, rank - power, {rank}, input.own_bytes(rank));
     send(rank - power, rank, behind(0, steps_of(input.size), input.size), input.unit_bytes());
   }
   for (int step = 0; step < steps_of(input.size); ++step) {
     for (int rank = 0; rank < power; ++rank) {
       const std::vector<int> block = behind(rank, step, input.size);
       send(rank, rank ^ (1 << step), block,
-           block.size() == 1 ? input.unit_bytes() : input.sum_bytes());
+           block.size() == 1 ? input.own_bytes(rank) : input.sum_bytes());
     }
   }
   return ranks;

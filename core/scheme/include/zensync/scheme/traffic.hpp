@@ -55,9 +55,17 @@ struct TrafficInput {
   WireOptions wire;
   std::uint64_t key = 0;
   const UnitCounts* counts = nullptr;
+  /// By rank: COO whose entries do not ascend. They are added up before they are sent, so a rank's
+  /// own units carry sum_dtype. Empty: none.
+  std::vector<bool> coalesced;
   std::uint64_t units() const { return spec.elems() / plan.width; }
   std::uint64_t unit_bytes() const { return plan.width * dtype_bytes(spec.dtype); }
   std::uint64_t sum_bytes() const { return plan.width * dtype_bytes(sum_dtype(spec.dtype)); }
+  /// Of a unit in a message with units of `rank` alone.
+  std::uint64_t own_bytes(int rank) const {
+    const bool is_sum = !coalesced.empty() && coalesced[static_cast<std::size_t>(rank)];
+    return is_sum ? sum_bytes() : unit_bytes();
+  }
 };
 
 /// Bytes of one rank; wire bytes are the larger of both.
