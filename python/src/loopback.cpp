@@ -41,7 +41,6 @@ struct LoopbackOptions {
   ReduceOp op = ReduceOp::kSum;
   bool allow_dense = false;
   bool starts_dense = false;
-  bool coalesced = false;
   bool bf16 = false;       // uint16 arrays hold bfloat16
   std::uint64_t rows = 0;  // of COO tensors
   int steps = 1;
@@ -73,7 +72,6 @@ Result<LoopbackOptions> parse(const nb::dict& given) {
   take(rest, "dtype", dtype);
   take(rest, "allow_dense", parsed.allow_dense);
   take(rest, "starts_dense", parsed.starts_dense);
-  take(rest, "coalesced", parsed.coalesced);
   take(rest, "rows", parsed.rows);
   take(rest, "steps", parsed.steps);
   take(rest, "hosts", parsed.hosts);
@@ -153,9 +151,8 @@ Result<RankInput> read_input(nb::handle given, const LoopbackOptions& options) {
 JobSpec job_of(const RankInput& input, RankOutput& output, const LoopbackOptions& options) {
   JobSpec spec{options.name, DenseView{}, options.op, options.allow_dense, options.starts_dense};
   if (input.spec.layout == Layout::kCoo) {
-    spec.input =
-        CooView{input.indices.data(), input.values.data(), input.indices.size(), input.spec.rows,
-                input.spec.row_elems, input.spec.dtype,    options.coalesced};
+    spec.input = CooView{input.indices.data(), input.values.data(),  input.indices.size(),
+                         input.spec.rows,      input.spec.row_elems, input.spec.dtype};
     return spec;
   }
   output.values.append(input.values.data(), input.values.size());

@@ -62,7 +62,6 @@ JobSpec to_job(const CooTensor& tensor, const JobOptions& options) {
   view.rows = tensor.spec.rows;
   view.row_elems = tensor.spec.row_elems;
   view.dtype = tensor.spec.dtype;
-  view.coalesced = tensor.coalesced;
   return {options.name, view, options.op, options.allow_dense, options.starts_dense};
 }
 
@@ -81,11 +80,10 @@ void bind_tensors(nb::module_& module) {
       .def(
           "__init__",
           [](CooTensor* self, std::uintptr_t indices, std::uintptr_t values, std::uint64_t entries,
-             const TensorSpec& spec, bool coalesced) {
-            new (self) CooTensor{indices, values, entries, spec, coalesced};
+             const TensorSpec& spec) {
+            new (self) CooTensor{indices, values, entries, spec};
           },
-          nb::arg("indices"), nb::arg("values"), nb::arg("entries"), nb::arg("spec"),
-          nb::arg("coalesced"));
+          nb::arg("indices"), nb::arg("values"), nb::arg("entries"), nb::arg("spec"));
   nb::class_<JobOptions>(module, "JobOptions", "Name, reduction, and where the tensor starts.")
       .def(
           "__init__",

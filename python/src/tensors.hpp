@@ -23,7 +23,6 @@ struct CooTensor {
   std::uintptr_t values = 0;
   std::uint64_t entries = 0;
   TensorSpec spec;
-  bool coalesced = false;
 };
 
 struct JobOptions {

@@ -56,9 +56,7 @@ class DenseTensor:
 class CooTensor:
     """indices int64[entries], values [entries × row_elems]."""
 
-    def __init__(
-        self, indices: int, values: int, entries: int, spec: TensorSpec, coalesced: bool
-    ) -> None: ...
+    def __init__(self, indices: int, values: int, entries: int, spec: TensorSpec) -> None: ...
 
 class JobOptions:
     name: str
@@ -167,8 +165,8 @@ def loopback_sum(
     """Sums one array, or (indices, values), per rank over counting(loopback): ranks are threads.
 
     options: those of `open_engine`, and name, op ("sum", "avg"), dtype ("bfloat16": uint16 arrays
-    hold it), rows (of COO tensors), coalesced, allow_dense, starts_dense, steps (the same job again
-    and again); hosts is a list of ints here, one per rank. Result: results, sent_bytes,
+    hold it), rows (of COO tensors), allow_dense, starts_dense, steps (the same job again and
+    again); hosts is a list of ints here, one per rank. Result: results, sent_bytes,
     received_bytes (of the last step), outcomes, errors, reports by rank; reports_by_step.
     """
 

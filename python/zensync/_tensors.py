@@ -167,10 +167,7 @@ class CooParts:
             _core.Layout.COO,
         )
         entries = self.indices.numel() if self.row_elems else 0
-        order_known = False  # the core looks itself
-        return _core.CooTensor(
-            self.indices.data_ptr(), self.values.data_ptr(), entries, spec, order_known
-        )
+        return _core.CooTensor(self.indices.data_ptr(), self.values.data_ptr(), entries, spec)
 
     def fetch(self, job: _core.Job) -> torch.Tensor:
         """The result of a job that is done: a coalesced COO tensor of the same shape and dtype."""

@@ -126,7 +126,7 @@ def finished(total, case):
 
 
 def run(case, inputs):
-    options = {**case.options, "op": case.op, "rows": case.rows, "coalesced": case.coalesced}
+    options = {**case.options, "op": case.op, "rows": case.rows}
     if case.dtype == "bfloat16":
         options["dtype"] = "bfloat16"
     done = _core.loopback_sum(inputs, options)

@@ -160,13 +160,8 @@ inline JobSpec job_of(Case& job, int rank, const std::string& name) {
   result.op = job.spec.op;
   result.allow_dense = false;
   if (is_coo(job.spec.storage)) {
-    result.input = CooView{data.coo_rows.data(),
-                           data.coo_values.data(),
-                           data.coo_rows.size(),
-                           job.spec.rows,
-                           job.spec.row_elems,
-                           job.spec.dtype,
-                           job.spec.storage == Storage::kCoo};
+    result.input = CooView{data.coo_rows.data(), data.coo_values.data(), data.coo_rows.size(),
+                           job.spec.rows,        job.spec.row_elems,     job.spec.dtype};
     return result;
   }
   DenseView view{data.dense.data(), job.spec.rows, job.spec.row_elems, job.spec.dtype, nullptr, 0};

@@ -51,19 +51,6 @@ const std::string& name_of(const JobState& job) {
   return job.is_agreement && !job.items.empty() ? job.items.front().name : job.spec.name;
 }
 
-SchemeTask start_scheme(SchemeContext& context) {
-  switch (context.plan.scheme) {
-    case SchemeId::kRecursiveDoubling:
-      return recursive_doubling(context);
-    case SchemeId::kAgSparse:
-      return agsparse(context);
-    case SchemeId::kDenseRing:
-      return dense_ring(context);
-    default:
-      return balanced(context);
-  }
-}
-
 }  // namespace
 
 Runner::Runner(Driver& driver, const EngineOptions& options, Control* control)

@@ -38,19 +38,6 @@ struct Actor {
   std::uint64_t exchanges = 0;
 };
 
-SchemeTask start_scheme(SchemeContext& context) {
-  switch (context.plan.scheme) {
-    case SchemeId::kRecursiveDoubling:
-      return recursive_doubling(context);
-    case SchemeId::kAgSparse:
-      return agsparse(context);
-    case SchemeId::kDenseRing:
-      return dense_ring(context);
-    default:
-      return balanced(context);
-  }
-}
-
 JobSpec view_of(const PropertyCase& given, Inputs& inputs, std::size_t rank) {
   static const std::int64_t kNoIds = 0;
   RankInput& input = inputs.ranks[rank];
@@ -59,8 +46,8 @@ JobSpec view_of(const PropertyCase& given, Inputs& inputs, std::size_t rank) {
   JobSpec job;
   job.op = given.op;
   if (given.is_coo()) {
-    job.input = CooView{indices,        inputs.data(rank), input.indices.size(), spec.rows,
-                        spec.row_elems, spec.dtype,        !input.is_coalesced};
+    job.input = CooView{indices,   inputs.data(rank), input.indices.size(),
+                        spec.rows, spec.row_elems,    spec.dtype};
     return job;
   }
   DenseView view{inputs.data(rank), spec.rows, spec.row_elems, spec.dtype, nullptr, 0};

@@ -94,7 +94,7 @@ def _tokens(data: str | None, offline: bool) -> list[Row]:
         ]
         inputs = [(ids, np.ones((ids.size, _ROW_ELEMS), dtype=np.float32)) for ids in sets]
         options = {"scheme": "balanced", "name": "tokens", "rows": corpus.vocabulary}
-        result = _measure(inputs, {**options, "coalesced": True})
+        result = _measure(inputs, options)
         volume = _volume_row(sets, 4 * _ROW_ELEMS, result)
         width = result["reports_by_step"][-1][0]["width"]
         target, met = "≤ 1.06", volume["ratio"] <= 1.06

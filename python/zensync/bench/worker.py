@@ -6,29 +6,22 @@ line on stderr if zensync refuses; wrong results are the launcher's to judge.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 from zensync.bench.config import Config
 from zensync.errors import Error
-from zensync.lab.processes import die_with
+from zensync.lab.processes import started_rank
 
 
 def main() -> int:
-    """Reads the run and this process' place in it from the command line."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--config", type=Path, required=True)
-    parser.add_argument("--rank", type=int, required=True)
-    parser.add_argument("--parent", type=int, required=True)
-    args = parser.parse_args()
-    die_with(args.parent)
-    config = Config.load(args.config)
+    """One rank of a run, as its launcher started it."""
+    place, rank = started_rank()
+    config = Config.load(place)
     try:
-        run_rank(config, args.rank, _tell)
+        run_rank(config, rank, _tell)
     except Error as why:
         print(f"zensync: {why}", file=sys.stderr)
         return 2

@@ -8,6 +8,7 @@ or takes too long, is a `RanksError` with its last words.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import ctypes
 import json
@@ -43,6 +44,18 @@ def die_with(parent: int) -> None:
         return
     if os.getppid() != parent:  # it has ended already
         sys.exit(1)
+
+
+def started_rank() -> tuple[Path, int]:
+    """For the program of a rank: the run's config and its rank, from the command line that
+    `Ranks.start` gave it. From here on the process ends with its launcher."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--config", type=Path, required=True)
+    parser.add_argument("--rank", type=int, required=True)
+    parser.add_argument("--parent", type=int, required=True)
+    args = parser.parse_args()
+    die_with(args.parent)
+    return args.config, args.rank
 
 
 @contextlib.contextmanager
@@ -85,7 +98,7 @@ class Ranks:
         self._events: queue.Queue[dict[str, Any]] = queue.Queue()
 
     def start(self, argv: Sequence[str], variables: Mapping[str, str] | None = None) -> None:
-        """Starts `argv … --rank R --parent PID` once per rank."""
+        """Starts `argv … --rank R --parent PID` once per rank; argv names its --config."""
         for rank in range(self._ranks):
             self._start([*argv, "--rank", str(rank), "--parent", str(os.getpid())], rank, variables)
 

@@ -27,7 +27,7 @@ struct DenseView {
 
 /// A COO tensor of `rows` × row_elems elements, of which `entries` rows are stored:
 /// `indices` int64[entries], `values` dtype[entries × row_elems], both contiguous.
-/// `coalesced`: indices strictly ascend; else any order, duplicates add up.
+/// Indices may have any order; duplicates add up.
 struct CooView {
   const std::int64_t* indices = nullptr;
   const void* values = nullptr;
@@ -35,7 +35,6 @@ struct CooView {
   std::uint64_t rows = 0;
   std::uint64_t row_elems = 1;
   DType dtype = DType::kF32;
-  bool coalesced = false;
 };
 
 }  // namespace zensync

@@ -82,6 +82,8 @@ SchemeTask recursive_doubling(SchemeContext& context);
 SchemeTask agsparse(SchemeContext& context);
 /// A ring over all elements: reduce-scatter, then all-gather. Dense-stored tensors only.
 SchemeTask dense_ring(SchemeContext& context);
+/// The scheme of the context's plan, one of the four above; `balanced` where it names none of them.
+SchemeTask start_scheme(SchemeContext& context);
 /// One round of headers, before a dense all-reduce outside the core. `mine` and `theirs` are in
 /// order of items; theirs is [peer][item] and filled on success.
 SchemeTask agree(SchemeContext& context, const std::vector<JobHeader>& mine,
