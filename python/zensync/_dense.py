@@ -7,10 +7,11 @@ write is held until it does not, or for ever.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -73,11 +74,25 @@ class DenseGroup:
         self._running: list[tuple[Any, torch.Tensor]] = []
         self._gloo = gloo
 
-    def start(self, tensor: torch.Tensor, op: Any = SUM, name: str = "") -> Any:
-        """Starts the sum of a contiguous tensor, in place; `finish` what this returns.
+    @contextlib.contextmanager
+    def under_way(self, tensor: torch.Tensor, op: Any = SUM, name: str = "") -> Iterator[None]:
+        """Sums a contiguous tensor over all ranks, in place, while the block runs; the sum is there
+        behind it. Where the block fails, nobody waits for the sum, and warnings do not say so.
 
         name: what warnings call it.
         """
+        work = self._start(tensor, op)
+        if work is None:
+            yield
+            return
+        try:
+            self._engine.begin_dense(name)
+            yield
+            self._finish(work)
+        finally:
+            self._engine.end_dense()
+
+    def _start(self, tensor: torch.Tensor, op: Any) -> Any:
         if self._cancelled.is_set():
             raise Error("the State was closed before this all-reduce was started")
         with self._lock:
@@ -92,21 +107,12 @@ class DenseGroup:
                 failure = why
             else:
                 self._running.append((work, tensor))
-                self._engine.begin_dense(name)
                 return work
         what = "the dense all-reduce could not be started"
         raise self._lost(what, failure, _ASK_AT_START_S) from failure
 
-    def finish(self, work: Any) -> None:
-        """Waits for the sum. The error names the rank that is gone, where the mesh knows it."""
-        if work is None:
-            return
-        try:
-            self._finish(work)
-        finally:
-            self._engine.end_dense()
-
     def _finish(self, work: Any) -> None:
+        """Waits for the sum. The error names the rank that is gone, where the mesh knows it."""
         until = time.monotonic() + _SPIN_S
         while not work.is_completed() and time.monotonic() < until:
             time.sleep(_POLL_S)
@@ -126,10 +132,11 @@ class DenseGroup:
 
     def all_reduce(self, tensor: torch.Tensor, op: Any = SUM, name: str = "") -> None:
         """Sums a contiguous tensor over all ranks, in place."""
-        self.finish(self.start(tensor, op, name))
+        with self.under_way(tensor, op, name):
+            pass
 
     def cancel(self) -> None:
-        """Makes `start` and `finish` give up, from any thread."""
+        """Makes all-reduces give up, from any thread."""
         self._cancelled.set()
 
     def forget(self) -> None:

@@ -7,6 +7,7 @@ piece. Never raises: the future ends with the error.
 
 # No `from __future__ import annotations`: DDP compares a hook's annotations with its own types.
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 import torch.distributed as dist
@@ -81,17 +82,18 @@ def _start(
     jobs = [(one, _submit(state, one, gradients[one.place])) for one in sparse]
 
     def run() -> torch.Tensor:
-        work = None
+        rest_sum: AbstractContextManager[None] = nullcontext()
         if agreed is not None:
             state.await_job(agreed, None)
             # By the reciprocal, before the sum: bit for bit what DDP does without a hook.
-            work = state.dense.start(rest.gather(plan).mul_(1.0 / state.size), name=plan.rest_name)
+            mean = rest.gather(plan).mul_(1.0 / state.size)
+            rest_sum = state.dense.under_way(mean, name=plan.rest_name)
         use_dense = []
-        for one, job in jobs:
-            if state.await_job(job, one.name) == _core.Outcome.USE_DENSE:
-                use_dense.append(one)
+        with rest_sum:
+            for one, job in jobs:
+                if state.await_job(job, one.name) == _core.Outcome.USE_DENSE:
+                    use_dense.append(one)
         if agreed is not None:
-            state.dense.finish(work)
             rest.put_back()
         for one in use_dense:
             dense_fallback(state, gradients[one.place], True, one.name)

@@ -39,7 +39,7 @@ def body_killed_in_all_reduce(rank, size):
     full = torch.ones(4_000_000)
     zensync.all_reduce(full, state=state)
     if rank == 1:
-        state._dense.finish = lambda _: die()  # all ranks have agreed, and entered
+        state._dense._finish = lambda _: die()  # all ranks have agreed, and entered
     started = time.monotonic()
     with pytest.raises(zensync.PeerLostError) as caught:  # noqa: PT012
         while True:

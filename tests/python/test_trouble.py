@@ -177,21 +177,51 @@ def body_jobs_that_never_end(rank, size):
     state.close()
 
 
+class CountedWaits:
+    """An engine that counts the dense all-reduces in which its control was told to wait."""
+
+    def __init__(self, engine):
+        self._engine = engine
+        self.begun = self.ended = 0
+
+    def __getattr__(self, name):
+        return getattr(self._engine, name)
+
+    def begin_dense(self, name):
+        self.begun += 1
+        self._engine.begin_dense(name)
+
+    def end_dense(self):
+        self.ended += 1
+        self._engine.end_dense()
+
+
+def break_on_the_way(state, method):
+    """A bucket's calls raise in `method`: of the dense group, or as the sparse job is awaited."""
+    owner = state if method == "await_job" else state._dense
+    real = getattr(owner, method)
+
+    def broken(*args, **named):
+        if method == "await_job" and args[1] is None:  # the agreement before the dense part
+            return real(*args, **named)
+        raise ValueError(f"made in {method}")
+
+    setattr(owner, method, broken)
+
+
 def body_hook_fails(rank, size):
-    """Each step of a bucket's way raises on one rank: jobs have ended when the future ends."""
+    """Each step of a bucket's way raises on one rank: jobs have ended when the future ends, and
+    nobody waits in a dense all-reduce any more."""
     torch.manual_seed(1)
-    for method in ("start", "finish"):
+    for method in ("_start", "_finish", "await_job"):
         model = torch.nn.Sequential(torch.nn.Embedding(8192, 16), torch.nn.Linear(16, 4))
         state = zensync.State(module=model)
         jobs = []
         real = state._submitted
         state._submitted = lambda job, jobs=jobs, real=real: jobs.append(job) or real(job)
+        waits = state._dense._engine = CountedWaits(state._engine)
         if rank == 1:
-
-            def broken(*_, method=method, **__):
-                raise ValueError(f"made in {method}")
-
-            setattr(state._dense, method, broken)
+            break_on_the_way(state, method)
         ddp = DistributedDataParallel(model, bucket_cap_mb=64)
         ddp.register_comm_hook(state, zensync.hook)
         started = time.monotonic()
@@ -200,7 +230,9 @@ def body_hook_fails(rank, size):
         assert time.monotonic() - started < SOON_S
         assert jobs
         assert all(job.done() for job in jobs)
+        assert waits.begun == waits.ended, method
         if rank == 1:
+            assert waits.begun == (0 if method == "_start" else 1), method
             expected = f"ValueError while synchronising: made in {method}"
             assert state.last_error.message == expected, state.last_error
         assert state.last_error.culprit == 1, state.last_error
