@@ -28,7 +28,7 @@ def hook(state: State, bucket: dist.GradBucket) -> torch.futures.Future[torch.Te
 
     Dense-stored buckets: the future gives the buffer, averaged in place. Buckets of one
     `sparse=True` table: a coalesced COO tensor. On an error the future has it, DDP raises a
-    RuntimeError that starts with its text, and `state.last_error` is the object.
+    RuntimeError that contains its text, and `state.last_error` is the object.
     """
     try:
         state.require_usable()
