@@ -1,4 +1,4 @@
-"""The command line: `zensync info | demo | bench`. Each command loads only what it needs."""
+"""The command line: `zensync info | demo | bench`, or `--version`. Each loads only its own."""
 
 from __future__ import annotations
 
@@ -16,10 +16,25 @@ from . import _core, _settings
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
-    help="Lossless sparse gradient synchronisation for PyTorch.",
 )
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+
+
+def _say_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"zensync {_core.__version__}")
+        raise typer.Exit
+
+
+VersionFlag = Annotated[
+    bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Print the version.")
+]
+
+
+@app.callback()
+def commands(version: VersionFlag = False) -> None:
+    """Lossless sparse gradient synchronisation for PyTorch."""
 
 
 def collect_info() -> dict[str, Any]:

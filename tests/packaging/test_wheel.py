@@ -88,6 +88,12 @@ def test_imports(installed):
     assert Path(done.stdout.strip()).parent == installed.package
 
 
+def test_version(installed):
+    done = installed.run("zensync", "--version")
+    assert done.returncode == 0, done.stderr
+    assert f"-{done.stdout.split()[1]}-" in installed.wheel.name
+
+
 def test_info(installed):
     done = installed.run("zensync", "info", "--json")
     assert done.returncode == 0, done.stderr

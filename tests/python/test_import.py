@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+ROOT = Path(__file__).resolve().parents[2]
 BLOCK = """
 import sys
 
@@ -65,6 +66,15 @@ def test_info_without_torch():
     assert "native" in facts["drivers"]
 
 
+def test_version_without_torch():
+    code = "from zensync.cli import main; main()"
+    done = python(BLOCK + code, "--version")
+    assert done.returncode == 0, done.stderr
+    word, number = done.stdout.split()
+    assert word == "zensync"
+    assert f'\nversion = "{number}"\n' in (ROOT / "pyproject.toml").read_text()
+
+
 def test_info_as_text():
     done = python("import runpy; runpy.run_module('zensync', run_name='__main__')", "info")
     assert done.returncode == 0, done.stderr
@@ -102,8 +112,7 @@ def test_errors_of_commands_are_one_line():
     """Also by the entry point, which is what `zensync` runs once it is installed."""
     import tomllib
 
-    root = Path(__file__).parents[2]
-    entry = tomllib.loads((root / "pyproject.toml").read_text())["project"]["scripts"]["zensync"]
+    entry = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]["zensync"]
     module, function = entry.split(":")
     code = f"""
 import {module} as cli
