@@ -5,6 +5,7 @@
 #include <limits>
 #include <new>
 
+#include "minority.hpp"
 #include "probe.hpp"
 #include "zensync/base/fp_env.hpp"
 #include "zensync/base/hash.hpp"
@@ -131,13 +132,17 @@ SchemeContext Runner::context_of(const std::string& name, const TensorSpec& spec
   return context;
 }
 
-Status Runner::drive(SchemeTask& task) {
+Status Runner::drive(SchemeTask& task, std::span<const JobHeader> own) {
+  const Exchange* last = nullptr;
   while (const Exchange* exchange = task.next()) {
     if (control_ != nullptr) control_->begin_exchange(exchange->phase);
     Status status = driver_.exchange(*exchange, deadline_);
     if (!status.ok()) return late(std::move(status));
+    last = exchange;
   }
-  return task.status();
+  Status status = task.status();
+  if (status.ok() || last == nullptr || status.error().kind != ErrorKind::kMismatch) return status;
+  return blame_minority(status.error(), *last, {driver_.rank(), own}, options_.wire.verify);
 }
 
 /// The driver names whom it waits for; that rank may itself wait for the one that is behind.
@@ -194,7 +199,7 @@ Status Runner::run_sparse(JobState& job, SchemeContext& context) {
   KnownCounts counts;
   context.counts = &counts;
   SchemeTask task = start_scheme(context);
-  if (Status status = drive(task); !status.ok()) return status;
+  if (Status status = drive(task, {&context.job, 1}); !status.ok()) return status;
   if (!job.sink.is_complete()) {
     return make_error(ErrorKind::kCorruptMessage, "the last row of a COO tensor came in part only");
   }
@@ -215,7 +220,7 @@ Status Runner::agree_on(const std::vector<JobHeader>& headers,
   SchemeContext context =
       context_of(names.empty() ? "" : names.front(), TensorSpec(), ReduceOp::kSum);
   SchemeTask task = agree(context, headers, names, theirs);
-  return drive(task);
+  return drive(task, headers);
 }
 
 Status Runner::run_dense(JobState& job, const TensorSpec& spec) {

@@ -5,6 +5,7 @@
 
 #include <map>
 #include <mutex>
+#include <span>
 
 #include "job.hpp"
 #include "prepare.hpp"
@@ -31,7 +32,8 @@ class Runner {
   Status run_dense(JobState& job, const TensorSpec& spec);
   Status agree_on(const std::vector<JobHeader>& headers, const std::vector<std::string>& names,
                   std::vector<std::vector<JobHeader>>& theirs);
-  Status drive(SchemeTask& task);
+  /// own: what this rank says of the job, to find out who differs if somebody does.
+  Status drive(SchemeTask& task, std::span<const JobHeader> own);
   Status late(Status status) const;
   SchemeContext context_of(const std::string& name, const TensorSpec& spec, ReduceOp op);
   JobHeader header_of(const std::string& name, const TensorSpec& spec, ReduceOp op) const;

@@ -54,6 +54,7 @@ class PoorControl final : public Control {
       : topology_(topology), where_(where), seen_(seen) {}
   const Topology& topology() const override { return topology_; }
   void start(Faults) override {}
+  Status fault() const override { return {}; }
   void begin_job(const std::string&) override { ++seen_.jobs_begun; }
   void begin_exchange(const char*) override {}
   void end_job() override { ++seen_.jobs_ended; }
