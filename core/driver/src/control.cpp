@@ -251,8 +251,17 @@ class ControlMesh final : public Control, public ControlEvents {
     if (!board_->fault().ok()) return;
     const auto grace = std::make_shared<asio::steady_timer>(context_, kGrace);
     grace->async_wait([this, grace, from, how](const asio::error_code& error) {
-      if (!error) raise(lost_error(options_.mesh.rank, from, how), true);
+      if (!error) raise_lost(from, how);
     });
+  }
+
+  void raise_lost(Rank from, const std::string& how) {
+    Error why = lost_error(options_.mesh.rank, from, how);
+    {
+      const std::lock_guard lock(mutex_);
+      why.tensor = watch_.awaited();
+    }
+    raise(why, true);
   }
 
   /// A rank that left in good order is a fault only where a job still needs it.

@@ -59,6 +59,13 @@ void Watch::left(Rank peer, bool in_good_order) {
 
 bool Watch::is_waiting() const { return waits_[0].active || waits_[1].active; }
 
+std::string Watch::awaited() const {
+  for (const Wait& wait : waits_) {
+    if (wait.active) return wait.tensor;
+  }
+  return {};
+}
+
 std::optional<Error> Watch::missed_by(Rank peer) const {
   const Peer& gone = at(peer);
   const auto& [job, dense] = waits_;
@@ -66,9 +73,10 @@ std::optional<Error> Watch::missed_by(Rank peer) const {
   const bool misses_job = job.active && gone.progress.jobs_done < own_.jobs_begun;
   const bool misses_dense = dense.active && gone.progress.dense_begun < own_.dense_begun;
   if (!misses_job && !misses_dense) return {};
-  Error error = lost_error(self_, peer,
-                           misses_job ? "it closed its State before this job"
-                                      : "it closed its State before this dense all-reduce");
+  Error error =
+      lost_error(self_, peer,
+                 misses_job ? "it closed its State, or exited, before this job"
+                            : "it closed its State, or exited, before this dense all-reduce");
   error.tensor = misses_job ? job.tensor : dense.tensor;
   return error;
 }
@@ -150,8 +158,7 @@ Watch::Verdict Watch::tick(milliseconds elapsed) {
     verdict.fault = lost_error(self_, Rank{rank},
                                "nothing was heard from its process for " +
                                    seconds_text(peer.silence) + " (silent_after_s)");
-    const Wait& job = waits_[waits_[0].active ? 0 : 1];
-    verdict.fault->tensor = job.tensor;
+    verdict.fault->tensor = awaited();
     break;
   }
   return verdict;

@@ -58,6 +58,9 @@ class Watch {
   /// that it had not begun.
   std::optional<Error> missed_by(Rank peer) const;
 
+  /// The tensor that this rank waits for; empty if it waits for none, or none that has a name.
+  std::string awaited() const;
+
   Verdict tick(milliseconds elapsed);
 
   /// The rank that is furthest behind this one in what it waits for; −1 where nobody is.

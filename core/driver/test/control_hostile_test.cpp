@@ -34,6 +34,7 @@ class ControlLossTest : public ::testing::TestWithParam<int> {
 
 TEST_P(ControlLossTest, ARankThatVanishesIsNamedByAll) {
   ASSERT_EQ(world_.impostor().to(0).hear(driver::kBeatBytes, 5000).size(), driver::kBeatBytes);
+  for (int rank = 0; rank < world_.real_size(); ++rank) start_job(world_.at(rank), "table");
   const auto start = Clock::now();
   world_.impostor().vanish();
   const auto fault = world_.common_fault(1000ms);
@@ -41,6 +42,7 @@ TEST_P(ControlLossTest, ARankThatVanishesIsNamedByAll) {
   ASSERT_TRUE(fault.has_value());
   EXPECT_EQ(fault->kind, ErrorKind::kPeerLost);
   EXPECT_EQ(fault->culprit.value, GetParam() - 1);
+  EXPECT_EQ(fault->tensor, "table");
 }
 
 TEST_P(ControlLossTest, AReasonExplainsALossEvenWhereItWasNotSent) {

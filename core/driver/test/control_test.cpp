@@ -153,6 +153,59 @@ TEST(ControlEnds, ARankThatNeverStartedEnds) {
   });
 }
 
+/// Two ranks whose control connections stand and were not started; rank 1 gives up.
+struct Unstarted {
+  Unstarted() {
+    on_ranks(2, [&](int rank) {
+      auto opened = open_control(control_options(rank, 2), make_file_rendezvous(folder.path()));
+      ASSERT_TRUE(opened.ok());
+      controls[static_cast<std::size_t>(rank)] = std::move(opened.value());
+    });
+  }
+  TemporaryFolder folder;
+  std::array<std::unique_ptr<Control>, 2> controls;
+};
+
+TEST(ControlBeforeItsStart, KnowsFaultsAndTellsThemAtTheStart) {
+  Unstarted ranks;
+  Control& control = *ranks.controls[0];
+  EXPECT_TRUE(control.fault().ok());
+  ranks.controls[1]->report(kReason);
+  const auto limit = Clock::now() + kEnough;
+  while (control.fault().ok() && Clock::now() < limit) std::this_thread::sleep_for(1ms);
+  ASSERT_FALSE(control.fault().ok());
+  EXPECT_EQ(control.fault().error().message, kReason.message);
+  Ear ear;
+  control.start(ear.listener());
+  const auto truth = ear.truth();
+  ASSERT_TRUE(truth.has_value());
+  EXPECT_EQ(truth->message, kReason.message);
+  ranks.controls[0].reset();
+}
+
+TEST(ControlBeforeItsStart, EndsWaitsInAWatchedRendezvous) {
+  Unstarted ranks;
+  auto files = make_file_rendezvous(ranks.folder.path());
+  const auto watched = make_watched_rendezvous(*files, *ranks.controls[0]);
+  EXPECT_TRUE(watched->check().ok());
+  const auto absent = watched->wait("never", 250ms);
+  ASSERT_FALSE(absent.ok());
+  EXPECT_EQ(absent.error().kind, ErrorKind::kDeadline);
+  ASSERT_TRUE(watched->set("there", "1").ok());
+  EXPECT_EQ(watched->wait("there", 0ms).value(), "1");
+  std::thread failing([&] {
+    wait_a_moment();
+    ranks.controls[1]->report(kReason);
+  });
+  const auto start = Clock::now();
+  const auto ended = watched->wait("never", 60s);
+  failing.join();
+  EXPECT_LT(Clock::now() - start, kEnough);
+  ASSERT_FALSE(ended.ok());
+  EXPECT_EQ(ended.error().message, kReason.message);
+  EXPECT_EQ(watched->check().error().message, kReason.message);
+}
+
 /// The fault that rank 0 of `world` settles on after its report, and how long that took.
 Status settle_after_report(ControlWorld& world, milliseconds limit, Clock::duration& took) {
   const auto start = Clock::now();

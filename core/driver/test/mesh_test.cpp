@@ -153,50 +153,6 @@ TEST_F(MeshTest, ARankThatPublishesButNeverConnectsIsNamed) {
   EXPECT_LT(closed_after, 3200ms);  // not only at the end of start-up
 }
 
-/// A record with another port.
-std::string with_port(const std::string& record, int port) {
-  std::string text = record;
-  const std::string old = "\n" + std::to_string(port_of(record)) + "\n";
-  return text.replace(text.find(old), old.size(), "\n" + std::to_string(port) + "\n");
-}
-
-void expect_unreachable(const Result<std::unique_ptr<Driver>>& opened, int peer, int port) {
-  ASSERT_FALSE(opened.ok());
-  EXPECT_EQ(opened.error().kind, ErrorKind::kUnsupported);
-  EXPECT_EQ(opened.error().culprit.value, peer);
-  EXPECT_NE(opened.error().message.find("127.0.0.1:" + std::to_string(port) + " cannot be reached"),
-            std::string::npos)
-      << opened.error().message;
-}
-
-TEST_F(MeshTest, AnAddressThatNeverAnswersIsUnsupported) {
-  const SilentListener silent;
-  auto files = make_file_rendezvous(folder_.path());
-  WatchedRendezvous rendezvous(*files, [&](const std::string& key, const std::string& value) {
-    if (key != "mesh/rank/1") return;
-    ASSERT_TRUE(files->set("mesh/rank/0", with_port(value, silent.port())).ok());
-    ASSERT_TRUE(files->set("mesh/token", std::string(32, 'a')).ok());
-  });
-  auto options = mesh_options(1, 2);
-  options.connect_timeout = 300ms;
-  const auto start = Clock::now();
-  const auto opened = open_native_mesh(options, rendezvous);
-  EXPECT_GE(Clock::now() - start, 300ms);
-  EXPECT_LT(Clock::now() - start, 3s);
-  expect_unreachable(opened, 0, silent.port());
-}
-
-TEST_F(MeshTest, ARankThatCannotConnectIsUnsupported) {
-  auto files = make_file_rendezvous(folder_.path());
-  WatchedRendezvous rendezvous(*files, [&](const std::string& key, const std::string& value) {
-    if (key != "mesh/rank/0") return;
-    ASSERT_TRUE(files->set("mesh/rank/1", with_port(value, 9)).ok());
-  });
-  auto options = mesh_options(0, 2);
-  options.connect_timeout = 300ms;
-  expect_unreachable(open_native_mesh(options, rendezvous), 1, 9);
-}
-
 TEST_F(MeshTest, AReasonThatComesSoonExplainsALostPeer) {
   auto opened = open(3, [](NativeMeshOptions&) {});
   const Error reason = make_error(ErrorKind::kCapacity, "no memory on rank 2", Rank{2});

@@ -132,10 +132,13 @@ class WatchedRendezvous final : public Rendezvous {
                                   const std::string& desired) override {
     return inner_.compare_set(key, expected, desired);
   }
+  Status check() override { return check_ ? check_() : Status(); }
+  void on_check(std::function<Status()> check) { check_ = std::move(check); }
 
  private:
   Rendezvous& inner_;
   Watcher on_set_;
+  std::function<Status()> check_;
 };
 
 /// The port in a published record: its third line.

@@ -1,9 +1,11 @@
 // How ranks find each other before they have connections: a small store of keys and values.
 // Place: driver, level 4. Python adapts the process group's Store to it; C++ programs use the
 // file-based one.
-// Owner: the caller; whoever opens a mesh uses it until the mesh is open, never while exchanging.
+// Owner: the caller. A mesh uses it until it is open; control connections as long as they live, to
+// agree on a fault.
 // Whoever waits for something else than a key meanwhile asks `check` a few times a second.
-// Threads: one per object. Calls may block, `wait` for as long as it is told.
+// Threads: one at a time while a mesh is opened, and then whichever has a fault to tell. Calls may
+// block, `wait` for as long as it is told.
 // Fails with kDeadline (`wait`) and whatever the store behind it reports (files: kUnsupported).
 #pragma once
 
@@ -20,7 +22,7 @@ class Rendezvous {
  public:
   virtual ~Rendezvous() = default;
   virtual Status set(const std::string& key, const std::string& value) = 0;
-  /// The value of `key`, after waiting for it at most `timeout_ms`; kDeadline if it never came.
+  /// The value of `key`, after waiting for it at most `timeout`; kDeadline if it never came.
   virtual Result<std::string> wait(const std::string& key, std::chrono::milliseconds timeout) = 0;
   /// The value of `key` at once; an empty string if there is none.
   virtual Result<std::string> get(const std::string& key) = 0;
