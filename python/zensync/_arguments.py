@@ -18,9 +18,11 @@ def require_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
     if not dist.is_available() or not dist.is_initialized():
         raise Error("torch.distributed is not initialised; call init_process_group first")
     found = dist.group.WORLD if group is None else group
-    if not isinstance(found, dist.ProcessGroup):
+    if isinstance(found, dist.ProcessGroup):
+        return found
+    if found == dist.GroupMember.NON_GROUP_MEMBER:
         raise Error("this rank is not in the process group; only its members make a State")
-    return found
+    raise Error(f"a process group is needed, not {type(found).__name__} (see dist.new_group)")
 
 
 def require_environment() -> None:

@@ -83,6 +83,8 @@ def all_reduce(
     if rows is not None and is_coo:
         raise Error("rows= is for dense-stored tensors; a COO tensor has its own indices")
     _require_name(name)
+    if state is not None and not isinstance(state, State):
+        raise Error(f"state= must be a zensync.State, not {type(state).__name__}")
     if state is not None and group is not None and state.group is not group:
         raise Error("group= and state= name different groups; give one of them")
     used = default_state(group) if state is None else state

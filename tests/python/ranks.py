@@ -7,6 +7,7 @@ names of ranks.
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import pickle
 import socket
@@ -19,6 +20,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from zensync import _default_state, _settings
 
 GROUP_TIMEOUT_S = 40
 # A client of a TCPStore, and the server once more, asks for the name of whoever it talks to. A name
@@ -49,13 +51,22 @@ def _child(rank, size, folder, init_method, destroy, body, args):
         )
         result["value"] = body(rank, size, *args)
         if destroy and dist.is_initialized():
-            # Else a thread of Gloo may be left with the last reference to a tensor, and the process
-            # aborts if it lets go while the interpreter ends.
-            dist.destroy_process_group()
+            _end_group()
     except BaseException:
         result["error"] = traceback.format_exc()
     (Path(folder) / f"{rank}.part").write_bytes(pickle.dumps(result))
     os.replace(Path(folder) / f"{rank}.part", Path(folder) / f"{rank}.result")
+
+
+def _end_group():
+    """Ends the group, and with it the threads of Gloo: one may be left with the last reference to a
+    tensor or a callback, and the process aborts if it lets go while the interpreter ends. Not while
+    anybody refers to the group: a default State under ZENSYNC_DISABLE does until the end.
+    """
+    if _settings.is_disabled():
+        _default_state._defaults.clear()
+    gc.collect()
+    dist.destroy_process_group()
 
 
 def run_ranks(

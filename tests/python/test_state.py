@@ -49,6 +49,11 @@ def body_life(rank, size):
         zensync.State(wire_dtype=None)
     with pytest.raises(zensync.Error, match="hosts="):
         zensync.State(hosts=[0] * (size + 1))
+    for wrong in (5, "gloo", torch.ones(1)):
+        with pytest.raises(zensync.Error, match=f"group is needed, not {type(wrong).__name__}"):
+            zensync.State(wrong)
+        with pytest.raises(zensync.Error, match="state= must be"):
+            zensync.all_reduce(table(rank), state=wrong)
     body_groups(rank, size)
 
 
