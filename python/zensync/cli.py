@@ -75,7 +75,7 @@ def _torch_version() -> str | None:
 def info(as_json: JsonFlag = False) -> None:
     """Shows the version, the kernels in use, the drivers built in, and what is set.
 
-    Exit status 1 where the environment asks for what is not there.
+    Exit status 2 where the environment asks for what is not there.
     """
     facts = collect_info()
     if as_json:
@@ -85,7 +85,7 @@ def info(as_json: JsonFlag = False) -> None:
     for problem in facts["problems"]:
         typer.echo(f"zensync: {problem}", err=True)
     if facts["problems"]:
-        raise typer.Exit(1)
+        raise typer.Exit(2)
 
 
 def _print_info(facts: dict[str, Any]) -> None:
@@ -127,11 +127,11 @@ def _run(run: Callable[[], int | None], command: str, arguments: list[str]) -> N
 
 
 def main() -> None:
-    """Runs the command line; errors of zensync become one line and exit status 1."""
+    """Runs the command line; errors of zensync become one line and exit status 2."""
     from .errors import Error
 
     try:
         app()
     except Error as why:
         typer.echo(f"zensync: {why}", err=True)
-        sys.exit(1)
+        sys.exit(2)

@@ -98,7 +98,7 @@ def test_info_says_what_cannot_be_had(name, value, text):
     code = "from zensync.cli import main; main()"
     plain, as_json = (python(code, "info", *more, env=env) for more in ([], ["--json"]))
     for done in (plain, as_json):
-        assert done.returncode == (1 if text else 0), done.stderr
+        assert done.returncode == (2 if text else 0), done.stderr
         assert text in done.stderr
         assert "Traceback" not in done.stderr
     facts = json.loads(as_json.stdout)
@@ -125,7 +125,7 @@ cli.collect_info = broken
 cli.{function}()
 """
     done = python(code, "info")
-    assert (done.returncode, done.stderr) == (1, "zensync: it broke\n")
+    assert (done.returncode, done.stderr) == (2, "zensync: it broke\n")
 
 
 def test_unknown_name():
