@@ -18,6 +18,9 @@ Commands see ZS_HOST, ZS_HOSTS, ZS_RATE, ZS_BURST, MASTER_ADDR and GLOO_SOCKET_I
 `run` also ZS_RANK, RANK, LOCAL_RANK, WORLD_SIZE, MASTER_PORT, and they end with a killed `run`.
 What they have started, and the namespaces, stay until the next `make`, `run` or `clean`, which ends
 and removes them. The work is done by zensync/lab/slow_net.py of this checkout, built or not.
+
+Exit status: 0, or that of the COMMANDs; 1 if the network cannot be had; 2 for wrong arguments; 130
+if interrupted.
 """
 
 from __future__ import annotations
@@ -95,10 +98,13 @@ def _act(library: Any, args: argparse.Namespace) -> int:
     if args.action == "clean":
         print(json.dumps(library.remove_stale()))
         return 0
-    owner = args.owner or (None if args.action == "run" else os.getppid())
+    owner = args.owner
+    if owner is None and args.action != "run":
+        owner = os.getppid()
     spec = library.LinkSpec(rate=args.rate, burst=args.burst, limit=args.limit)
     net = library.SlowNet(args.hosts, spec, label=args.label, owner=owner)
     hosts = range(net.hosts)
+    net.namespace(args.host)  # which refuses a host that is not there
     if args.action == "run":
         return _run_everywhere(net, args.command, args.ranks_per_host)
     if args.action not in ("make", "remove") and not net.is_made():
@@ -136,7 +142,7 @@ def main() -> int:
         return _act(library, args)
     except library.SlowNetError as error:
         print(f"slow_net: {error}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, library.ArgumentsError) else 1
     except KeyboardInterrupt:  # processes and network are gone by now
         print("slow_net: interrupted", file=sys.stderr)
         return 130

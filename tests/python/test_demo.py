@@ -128,8 +128,12 @@ def _is_rank(pid: int) -> bool:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"ranks": 1}, {"steps": 2}, {"network": "moon"}, {"modes": ("dense", "denser")}]
-)
+    "wrong",
+    [
+        {"ranks": 1}, {"steps": 2}, {"network": "moon"}, {"modes": ("dense", "denser")},
+        {"rate": "fast"},
+    ],
+)  # fmt: skip
 def test_impossible_wishes_are_refused(tiny, wrong, capfd):
     assert run_demo(replace(tiny, **wrong)) == 2
     assert capfd.readouterr().err

@@ -12,7 +12,14 @@ import time
 from pathlib import Path
 
 import pytest
-from zensync.lab.slow_net import LinkSpec, SlowNet, SlowNetError, remove_stale, why_not
+from zensync.lab.slow_net import (
+    ArgumentsError,
+    LinkSpec,
+    SlowNet,
+    SlowNetError,
+    remove_stale,
+    why_not,
+)
 
 TOOL = Path(__file__).resolve().parents[2] / "tools/slow_net.py"
 PAYLOAD_BYTES = 1_000_000
@@ -141,10 +148,22 @@ def test_make_again_changes_nothing_and_remove_again_is_no_error():
 
 
 def test_a_failed_make_leaves_nothing():
-    net = SlowNet(2, LinkSpec(rate="quick"))
+    net = SlowNet(2, LinkSpec(congestion="quick"))
     with pytest.raises(SlowNetError, match="quick"):
         net.make()
     assert net.namespace(0) not in namespaces()
+
+
+@pytest.mark.parametrize("wrong", [{"rate": "0mbit"}, {"burst": "many"}, {"limit": "8 mb"}])
+def test_links_that_cannot_be_are_refused(wrong):
+    with pytest.raises(ArgumentsError, match=f"{next(iter(wrong))} '.*' is not one such as"):
+        LinkSpec(**wrong)
+
+
+def test_rates_and_sizes_are_written_as_tc_has_them():
+    for rate in ("1000000", "1.5Gbit", "10mibit", "25mbps", "1tbit", "100bit"):
+        with SlowNet(1, LinkSpec(rate=rate, burst="256k", limit="1mb")) as net:
+            assert net.exists()
 
 
 @pytest.mark.parametrize("hosts", [0, 1000])
@@ -215,6 +234,25 @@ def test_the_command_runs_one_program_a_host():
     assert sorted(run.stdout.splitlines()) == ["0 of 3", "1 of 3", "2 of 3"]
     assert tool("run", "--hosts", "2", "--", "false").returncode == 1
     assert tool("counters", "--hosts", "2", "--label", "none").returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["down", "--host", "5"], "host 5: there are 2"),
+        (["run", "--host", "-1", "--", "true"], "host -1: there are 2"),
+        (["run", "--rate", "fast", "--", "true"], "rate 'fast' is not one such as 200mbit"),
+        (["make", "--hosts", "0"], "hosts must be 1 to"),
+        (["make", "--label", "A"], "a label is made of"),
+        (["make", "--owner", "0"], "no process 0 to own the network"),
+        (["run", "--owner", "0", "--", "true"], "no process 0 to own the network"),
+    ],
+)
+def test_wrong_arguments_are_one_line_and_status_2(words, said):
+    done = tool(*words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"slow_net: {said}")
+    assert len(done.stderr.splitlines()) == 1
 
 
 def test_the_command_runs_several_ranks_a_host():

@@ -10,6 +10,8 @@ import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from zensync.lab.slow_net import ArgumentsError, LinkSpec
+
 MODES = ("dense", "sparse", "zensync")
 NETWORKS = ("auto", "slow", "loopback")
 # Iteration 0 of DDP has other buckets than the rest, and connections are cold: seen, not timed.
@@ -45,6 +47,10 @@ class Options:
             return f"network must be one of {', '.join(NETWORKS)}, not {self.network!r}"
         if not self.modes or set(self.modes) - set(MODES):
             return f"modes are {', '.join(MODES)}"
+        try:
+            LinkSpec(rate=self.rate)
+        except ArgumentsError as why:
+            return str(why)
         return None
 
 

@@ -8,7 +8,8 @@ the Python standard library is used. Addresses exist inside these namespaces onl
 Names carry the owner (`zs<pid>-<start time>-<label>-…`): the next `make` removes the networks of
 owners that are no longer alive, so a killed run leaves nothing for long. All of one network is
 made or removed by one process; the class isn't safe to share between threads. Whatever fails
-raises `SlowNetError` with the text of the command that failed.
+raises `SlowNetError` with the text of the command that failed; what cannot be meant (a host beyond
+the last one, a rate that `tc` does not know) is an `ArgumentsError`.
 """
 
 from __future__ import annotations
@@ -33,6 +34,9 @@ _MAX_HOSTS = 200
 _KILL_ROUNDS = 5
 _NAME = re.compile(r"zs(\d+)-(\d+)-([a-z0-9]+)-(?:h\d+|br)")
 SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+# As tc has them: bits, or bytes ("bps"), a second; bytes, or bits.
+_RATE_UNIT = "(?:(?:[kmgt]i?)?(?:bit|bps))?"
+_SIZE_UNIT = "(?:[kmg]b?|[kmg]bit|b)?"
 # hostname may be missing or forbidden: the command runs all the same.
 _NAMED_SHELL = 'hostname "$0" 2>/dev/null; exec "$@"'
 # No IPv6, so that no neighbour discovery shows in the byte counters.
@@ -44,6 +48,10 @@ class SlowNetError(RuntimeError):
     """A network could not be made, used or removed."""
 
 
+class ArgumentsError(SlowNetError):
+    """What was asked for makes no sense; nothing was tried."""
+
+
 @dataclass(frozen=True)
 class LinkSpec:
     """What each link can do; strings as `tc` takes them."""
@@ -52,6 +60,14 @@ class LinkSpec:
     burst: str = "128kb"  # a smaller bucket does not carry the rate; take 256kb at 1 Gbit/s
     limit: str = "8mb"
     congestion: str = "reno"  # bbr shares such links badly among the streams of an all-to-all
+
+    def __post_init__(self) -> None:
+        for name, example in (("rate", "200mbit"), ("burst", "128kb"), ("limit", "8mb")):
+            text = getattr(self, name)
+            unit = _RATE_UNIT if name == "rate" else _SIZE_UNIT
+            found = re.fullmatch(rf"(\d+(?:\.\d+)?){unit}", text.lower())
+            if found is None or float(found[1]) == 0:
+                raise ArgumentsError(f"{name} {text!r} is not one such as {example}")
 
 
 @dataclass(frozen=True)
@@ -146,22 +162,24 @@ class SlowNet:
         owner: int | None = None,
     ) -> None:
         if not 1 <= hosts <= _MAX_HOSTS:
-            raise SlowNetError(f"hosts must be 1 to {_MAX_HOSTS}, not {hosts}")
+            raise ArgumentsError(f"hosts must be 1 to {_MAX_HOSTS}, not {hosts}")
         if not re.fullmatch("[a-z0-9]+", label):
-            raise SlowNetError(f"a label is made of a-z and 0-9, unlike {label!r}")
+            raise ArgumentsError(f"a label is made of a-z and 0-9, unlike {label!r}")
         self.hosts = hosts
         self.spec = spec or LinkSpec()
         self.owner = os.getpid() if owner is None else owner
         began = _start_time(self.owner)
         if began == 0:
-            raise SlowNetError(f"no process {self.owner} to own the network")
+            raise ArgumentsError(f"no process {self.owner} to own the network")
         self._run = f"zs{self.owner}-{began}-{label}"
         self._old_handlers: dict[int, Any] = {}
 
     def namespace(self, host: int) -> str:
         """The name of a host's namespace, which is its hostname as well."""
         if not 0 <= host < self.hosts:
-            raise SlowNetError(f"host {host} of {self.hosts}")
+            raise ArgumentsError(
+                f"host {host}: there are {self.hosts}, and the first one is host 0"
+            )
         return f"{self._run}-h{host}"
 
     @staticmethod
@@ -271,7 +289,7 @@ class SlowNet:
     def rank_environment(self, host: int, local_rank: int, ranks_per_host: int) -> dict[str, str]:
         """As `environment`, for one of several ranks of a host; ranks are counted host by host."""
         if not 0 <= local_rank < ranks_per_host:
-            raise SlowNetError(f"local rank {local_rank} of {ranks_per_host}")
+            raise ArgumentsError(f"local rank {local_rank} of {ranks_per_host}")
         rank = host * ranks_per_host + local_rank
         return self.environment(host) | {
             "MASTER_PORT": str(PORT),
