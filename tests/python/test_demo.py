@@ -131,7 +131,7 @@ def _is_rank(pid: int) -> bool:
     "wrong",
     [
         {"ranks": 1}, {"steps": 2}, {"network": "moon"}, {"modes": ("dense", "denser")},
-        {"rate": "fast"},
+        {"rate": "fast"}, {"timeout_s": float("nan")}, {"timeout_s": 0.0},
     ],
 )  # fmt: skip
 def test_impossible_wishes_are_refused(tiny, wrong, capfd):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,10 +23,11 @@ _PREFIXES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _RATE_UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 _LEAST_BURST_KIB = 128  # a smaller bucket does not carry the rate
 _BURST_KIB_PER_MBIT = 0.256
+_DEFAULT_TIMEOUT_S = 3600.0
 _DEFAULTS = {
     "ranks": 4, "size": "32M", "dtype": "float32", "row": 1, "parts": "auto", "pattern": "front",
     "density": "0.01", "schemes": "auto,torch_dense,torch_sparse", "iters": 7, "warmup": 2,
-    "seed": 0, "hosts": None, "rate": None, "transport": None,
+    "seed": 0, "hosts": None, "rate": None, "transport": None, "timeout_s": _DEFAULT_TIMEOUT_S,
 }  # fmt: skip
 
 
@@ -74,13 +76,13 @@ def make_parser() -> argparse.ArgumentParser:
     add("--warmup", type=int, help="iterations before them (2)")
     add("--seed", type=int, help="of patterns and values (0)")
     add("--transport", choices=TRANSPORTS, help="what zensync's exchanges run on (native)")
-    add("--timeout-s", type=float, default=3600.0, help="for the whole run (3600)")
+    add("--timeout-s", type=float, help="for the whole run (3600)")
     parts = parser.add_argument_group("parts of synchronisations")
     parts.add_argument("--kernels", action="store_true", help="find, encode, write back, coalesce")
     parts.add_argument("--bytes", action="store_true", help="wire bytes against the ideal; balance")
     parts.add_argument("--exchange", action="store_true", help="latency of the native mesh")
     parts.add_argument("--failures", action="store_true", help="seconds until faults are named")
-    parser.add_argument("--data", help="folder of the real text (default: ZENSYNC_DATA or ./data)")
+    parser.add_argument("--data", help="folder of the text (ZENSYNC_DATA or ./data)")
     parser.add_argument(
         "--offline", action="store_true", help="fetch nothing; say what is used instead"
     )
@@ -99,13 +101,24 @@ def check_common(parser: argparse.ArgumentParser, given: argparse.Namespace) -> 
         parser.error(f"--json: {given.json} is a folder; give the name of a file")
     if is_disabled():
         parser.error("ZENSYNC_DISABLE=1 is set: what is measured would not be zensync; unset it")
+    if given.timeout_s is not None and not 0 < given.timeout_s <= threading.TIMEOUT_MAX:
+        parser.error(f"--timeout-s must be a number of seconds above 0, not {given.timeout_s:g}")
+    if (given.data is not None or given.offline) and not _reads_text(given):
+        name = "offline" if given.data is None else "data"
+        parser.error(f"--{name} has no effect without --bytes or the pattern vocab")
     if measures_parts(given):
         for name in _DEFAULTS:
             if getattr(given, name) is not None:
                 parts = ", ".join(f"--{part}" for part in _PARTS)
-                parser.error(f"--{name} has no effect with {parts}")
+                parser.error(f"--{name.replace('_', '-')} has no effect with {parts}")
     elif given.check:
         parser.error(f"--check needs one of --{', --'.join(_PARTS)}")
+
+
+def _reads_text(given: argparse.Namespace) -> bool:
+    if measures_parts(given):
+        return bool(given.bytes)
+    return "vocab" in [word.strip() for word in (given.pattern or "").split(",")]
 
 
 def measures_parts(given: argparse.Namespace) -> bool:
@@ -128,7 +141,8 @@ def parse(
             raise ValueError(problem)
     except ValueError as why:
         parser.error(str(why))
-    return config, Place(given.rate, given.data, given.offline, given.timeout_s)
+    seconds = _DEFAULT_TIMEOUT_S if given.timeout_s is None else given.timeout_s
+    return config, Place(given.rate, given.data, given.offline, seconds)
 
 
 def _require_torchrun(asked: dict[str, object], world_size: int) -> None:

@@ -7,6 +7,7 @@ rank writes. Times are seconds, sizes are bytes.
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -47,6 +48,8 @@ class Options:
             return f"network must be one of {', '.join(NETWORKS)}, not {self.network!r}"
         if not self.modes or set(self.modes) - set(MODES):
             return f"modes are {', '.join(MODES)}"
+        if not (self.timeout_s > 0 and math.isfinite(self.timeout_s)):
+            return f"--timeout-s must be a number of seconds above 0, not {self.timeout_s:g}"
         try:
             LinkSpec(rate=self.rate)
         except ArgumentsError as why:
