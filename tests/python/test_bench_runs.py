@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("torch", reason="synchronisations are measured with torch")
 
+from ranks import free_port
 from zensync import bench
 from zensync.bench.config import SCHEMES
 from zensync.bench.options import make_parser, parse
@@ -27,6 +30,7 @@ FIELDS = {
 }  # fmt: skip
 CASE = ["--size", "64K", "--row", "4", "--pattern", "uniform,onehot", "--density", "0.02"]
 CASE += ["--schemes", "all", "--iters", "2", "--warmup", "1"]
+MEETING = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29811"}
 WITHOUT_TORCHRUN = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")}
 
 
@@ -210,6 +214,13 @@ def test_in_the_slow_network_bytes_are_the_cards():
         (["--seed", str(2**64)], "--seed must be below 2^63"),
         (["--pattern", "vocab", "--offline", "--data", "/dev/null/data"], "/dev/null/data"),
         (["--kernels", "--size", "1M"], "--size has no effect"),
+        (["--kernels", "--timeout-s", "9"], "--timeout-s has no effect with --kernels"),
+        (["--timeout-s", "nan"], "--timeout-s must be a number of seconds above 0, not nan"),
+        (["--timeout-s", "inf"], "--timeout-s must be a number of seconds above 0, not inf"),
+        (["--timeout-s", "-1"], "--timeout-s must be a number of seconds above 0, not -1"),
+        (["--data", "x"], "--data has no effect without --bytes or the pattern vocab"),
+        (["--exchange", "--offline"], "--offline has no effect without --bytes"),
+        (["--check"], "--check needs one of --kernels"),
     ],
 )
 def test_what_cannot_be_measured_is_one_line(monkeypatch, capsys, words, said):
@@ -221,7 +232,7 @@ def test_what_cannot_be_measured_is_one_line(monkeypatch, capsys, words, said):
 
 
 def status_of(monkeypatch, words: list[str], **variables: str) -> int:
-    for name in ("RANK", "WORLD_SIZE"):
+    for name in ("RANK", "WORLD_SIZE", *MEETING):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
@@ -260,10 +271,70 @@ def test_a_rate_needs_root(monkeypatch, capsys):
     [(["--rate", "200mbit"], "not under torchrun"), (["--ranks", "3"], "torchrun has started 2")],
 )
 def test_torchruns_ranks_are_what_there_is(monkeypatch, capsys, words, said):
-    assert status_of(monkeypatch, words, RANK="0", WORLD_SIZE="2") == 2
+    assert status_of(monkeypatch, words, RANK="0", WORLD_SIZE="2", **MEETING) == 2
     assert said in capsys.readouterr().err
-    assert status_of(monkeypatch, words, RANK="1", WORLD_SIZE="2") == 2
+    assert status_of(monkeypatch, words, RANK="1", WORLD_SIZE="2", **MEETING) == 2
     assert capsys.readouterr().err == ""  # once is enough
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"RANK": "5"}, "RANK is 5; of WORLD_SIZE 2 it must be 0 to 1"),
+        ({"RANK": "-1"}, "RANK is -1; of"),
+        ({"RANK": "x"}, "RANK is 'x', not a whole number"),
+        ({"RANK": ""}, "RANK is not set; a launcher sets"),
+        ({"WORLD_SIZE": ""}, "WORLD_SIZE is not set; a launcher sets"),
+        ({"WORLD_SIZE": "0"}, "WORLD_SIZE is 0; it must be at least 1"),
+        ({"MASTER_ADDR": ""}, "MASTER_ADDR is not set; a launcher sets"),
+        ({"MASTER_PORT": "abc"}, "MASTER_PORT is 'abc', not a whole number"),
+        ({"MASTER_PORT": "70000"}, "MASTER_PORT is 70000; it must be 1 to 65535"),
+        ({"ZS_RATE": "200mbit"}, "ZS_RATE is set and ZS_HOSTS is not; tools/slow_net.py sets both"),
+        ({"ZS_RATE": "200mbit", "ZS_HOSTS": "2"}, "ZS_RATE is set and ZS_BURST is not"),
+        ({"ZS_RATE": "200mbit", "ZS_HOSTS": "9", "ZS_BURST": "128kb"}, "--hosts must be 1 to 2"),
+    ],
+)
+def test_what_a_launcher_leaves_open_is_one_line(monkeypatch, capsys, changed, said):
+    given = {"RANK": "0", "WORLD_SIZE": "2", **MEETING, **changed}
+    assert status_of(monkeypatch, ["--size", "4K", "--timeout-s", "30"], **given) == 2
+    shown = capsys.readouterr()
+    assert said in shown.err
+    assert len(shown.err.splitlines()) == 1
+    assert shown.out == ""
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_ranks_that_do_not_meet_end_at_the_time_out(rank):
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    done = run("--size", "4K", "--timeout-s", "3", RANK=str(rank), WORLD_SIZE="2", **place)
+    assert done.returncode == 2
+    where = f"127.0.0.1:{place['MASTER_PORT']}"
+    said = f"zensync bench: rank {rank} of 2 has not met the others at {where} after 3 s; stopped"
+    assert done.stderr.splitlines() == [said]
+
+
+def test_a_port_that_is_taken_is_one_line_of_ours():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        done = run("--size", "4K", RANK="0", WORLD_SIZE="2", **place)
+    assert done.returncode == 2
+    assert f"has not met the others at 127.0.0.1:{port}: " in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+
+
+def test_a_run_of_torchruns_ranks_ends_at_the_time_out():
+    words = ("--size", "64K", "--iters", "100000", "--schemes", "torch_dense", "--timeout-s", "12")
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    with ThreadPoolExecutor(2) as pool:
+        ends = [
+            pool.submit(run, *words, RANK=str(rank), WORLD_SIZE="2", **place) for rank in (0, 1)
+        ]
+        first, second = (end.result() for end in ends)
+    assert (first.returncode, second.returncode) == (2, 2)
+    assert first.stderr.splitlines()[-1] == "zensync bench: not done after 12 s; stopped"
+    assert "not done" not in second.stderr
+    assert "Traceback" not in second.stderr
 
 
 def parsed(*words: str):

@@ -31,7 +31,10 @@ def _main() -> int:
     check_common(parser, given)
     if measures_parts(given):
         return _report(given, _measure(given), {})
-    world = torchrun.world()
+    try:
+        world = torchrun.world()
+    except ValueError as why:  # every rank says so: their environments may differ
+        parser.error(str(why))
     if world is not None and world[0] != 0:
         # Rank 0 says what is wrong: once is enough.
         parser.exit = _exit_silently  # type: ignore[method-assign, assignment]
@@ -95,7 +98,7 @@ def _synchronise(
         else:
             rows, wrong = torchrun.run(config, place, rank)
     except (RanksError, SlowNetError, PatternError, Error) as why:
-        if rank == 0 or isinstance(why, Error):
+        if rank == 0 or isinstance(why, (Error, torchrun.AloneError)):
             print(f"zensync bench: {why}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:  # processes and network are gone by now

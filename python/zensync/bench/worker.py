@@ -21,25 +21,32 @@ def main() -> int:
     place, rank = started_rank()
     config = Config.load(place)
     try:
-        run_rank(config, rank, _tell)
+        meet(config, rank)
+        take_part(config, _tell)
     except Error as why:
         print(f"zensync: {why}", file=sys.stderr)
         return 2
     return 0
 
 
-def run_rank(config: Config, rank: int, tell: Any) -> int:
-    """Measures as one rank of a Gloo group; where the others are, torch's variables say."""
+def meet(config: Config, rank: int) -> None:
+    """Makes the ranks' Gloo group; where the others are, torch's variables say."""
     # Not earlier: loading torch takes seconds, and who loads it must already be mortal.
     import torch
     import torch.distributed as dist
-
-    from zensync.bench.rank import measure
 
     torch.set_num_threads(1)
     torch.set_num_interop_threads(1)
     timeout = timedelta(seconds=config.group_timeout_s)
     dist.init_process_group("gloo", rank=rank, world_size=config.ranks, timeout=timeout)
+
+
+def take_part(config: Config, tell: Any) -> int:
+    """Measures as one rank of the group that `meet` made; the number of wrong elements."""
+    import torch.distributed as dist
+
+    from zensync.bench.rank import measure
+
     wrong = measure(config, tell)
     dist.barrier()
     dist.destroy_process_group()
