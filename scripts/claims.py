@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measures again every figure that README.md and the issues state: `make claims`.
+"""Measures again every figure that README.md and other documents state: `make claims`.
 
 The claims are data, in bench/claims.toml. Each measurement runs once (again, if other programs kept
 the machine busy meanwhile), its claims are judged by their medians, and a table says claim, figure
@@ -57,7 +57,7 @@ class Claim:
     name: str
     measurement: str
     key: str
-    source: str = "README"
+    source: str = "README.md"
     says: str = ""
     where: dict[str, Any] = field(default_factory=dict)
     at_least: float | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import re
@@ -55,6 +56,27 @@ def test_names_are_unique_and_measurements_exist():
         low, high = claim.bounds()
         assert low <= high
         assert (low, high) != (float("-inf"), float("inf"))
+
+
+def test_a_source_is_a_section_or_a_command():
+    for claim in CLAIMS:
+        place, _, section = claim.source.partition(", ")
+        if place.startswith("zensync "):
+            continue
+        text = (ROOT / place).read_text(encoding="utf-8")
+        assert not section or f"\n## {section}\n" in text, claim
+        assert not claim.readme or place == "README.md"
+
+
+def test_nobody_is_sent_to_an_issue(capsys, monkeypatch):
+    for words in (["--list"], ["--help"]):
+        monkeypatch.setattr(sys, "argv", ["claims.py", *words])
+        with contextlib.suppress(SystemExit):
+            claims.main()
+        shown = capsys.readouterr().out
+        assert "make claims" in shown or "demo_bits" in shown
+        assert "issue" not in shown.lower()
+    assert "issue" not in claims.CLAIMS.read_text(encoding="utf-8").lower()
 
 
 def claim_of(**fields):
