@@ -1,6 +1,7 @@
 """The demo's command line, for `zensync demo` and `python -m zensync.demo` alike.
 
-Exit status: 0 if all checks hold, 1 if one doesn't, 2 if the demo could not run.
+Exit status: 0 if all checks hold, 1 if one doesn't (with --strict: or if a target is missed, or is
+void), 2 if the demo could not run, 130 if interrupted.
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ def main() -> int:
     own = Options()
     parser = argparse.ArgumentParser(
         prog="zensync demo",
-        description="Trains word2vec on real text over stock DDP and zensync, and compares them.",
+        description="Trains word2vec on real text over stock DDP and zensync, and compares them. "
+        "Exit status: 0; 1 if a check fails, with --strict also if a target is missed or is void "
+        "(other programs kept the machine busy: times don't count); 2 if it cannot run; 130 if "
+        "interrupted.",
     )
     parser.add_argument("--ranks", type=int, default=own.ranks)
     parser.add_argument("--steps", type=int, default=own.steps)
@@ -31,7 +35,7 @@ def main() -> int:
     parser.add_argument("--tokens-per-rank", type=int, default=own.tokens_per_rank)
     parser.add_argument("--modes", default=",".join(MODES), type=lambda text: text.split(","))
     parser.add_argument("--offline", action="store_true", help="replacement text, no fetching")
-    parser.add_argument("--strict", action="store_true", help="targets count, too")
+    parser.add_argument("--strict", action="store_true", help="targets count for the status, too")
     parser.add_argument("--timeout-s", type=float, default=own.timeout_s)
     given = vars(parser.parse_args())
     given["modes"] = tuple(given["modes"])

@@ -51,14 +51,14 @@ def run_demo(options: Options) -> int:
     console = Console(width=None if sys.stdout.isatty() else _WIDTH)
     console.print(f"network: {setting.network} ({setting.why})", highlight=False)
     console.print(f"text: {setting.text}", highlight=False)
-    busy = " – above 0.3: times don't count" if setting.foreign_load > VOID_ABOVE else ""
+    busy = f" – above {VOID_ABOVE}: times don't count" if setting.void else ""
     console.print(f"foreign load: {setting.foreign_load:.2f} cores{busy}", highlight=False)
-    goals = report.targets(runs)
+    goals = report.targets(runs, setting.void)
     report.show(console, runs, [*verdicts, *goals])
     if options.json_file:
-        report.write_json(options.json_file, runs, setting)
+        report.write_json(options.json_file, runs, setting, [*verdicts, *goals])
     judged = [*verdicts, *goals] if options.strict else verdicts
-    return 0 if all(verdict.holds for verdict in judged) else 1
+    return 0 if all(verdict.word == "ok" for verdict in judged) else 1
 
 
 def _run(

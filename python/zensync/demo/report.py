@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import numpy
 
 from zensync.demo.config import LAST_STEPS, WARM_UP_STEPS, Config, ModeResult, RankResult
+from zensync.lab.load import VOID_ABOVE
 from zensync.lab.stats import Ratio, paired_ratio
 
 if TYPE_CHECKING:
@@ -35,6 +36,11 @@ class Setting:
     why: str
     text: str
     foreign_load: float  # cores that others kept busy meanwhile
+
+    @property
+    def void(self) -> bool:
+        """Whether others were so busy that times don't count."""
+        return self.foreign_load > VOID_ABOVE
 
 
 @dataclass(frozen=True)
@@ -58,11 +64,22 @@ class Run:
 
 @dataclass(frozen=True)
 class Verdict:
-    """One thing that must hold, whether it does, and the figures."""
+    """One thing that must hold, whether it does, and the figures.
+
+    void: it is about times, and those of this run don't count.
+    """
 
     name: str
     holds: bool
     figures: str
+    void: bool = False
+
+    @property
+    def word(self) -> str:
+        """ok, FAIL or void."""
+        if self.void:
+            return "void"
+        return "ok" if self.holds else "FAIL"
 
 
 def _timed(values: Sequence[float]) -> list[float]:
@@ -160,8 +177,11 @@ def checks(runs: Sequence[Run]) -> list[Verdict]:
     return found
 
 
-def targets(runs: Sequence[Run]) -> list[Verdict]:
-    """What zensync is for; judged where bytes and links are real (all modes, slow network)."""
+def targets(runs: Sequence[Run], void: bool) -> list[Verdict]:
+    """What zensync is for; judged where bytes and links are real (all modes, slow network).
+
+    void: times don't count; what is said of bytes does.
+    """
     by_mode = {run.mode: run for run in runs}
     if not {"dense", "sparse", "zensync"} <= by_mode.keys():
         return []
@@ -177,7 +197,7 @@ def targets(runs: Sequence[Run]) -> list[Verdict]:
         times = time_ratio(run, ours)
         name = f"steps/s {'≥ 4 ×' if least > 1 else 'more than'} {rival}'s"
         # An interval that reaches below the target decides nothing in zensync's favour.
-        found.append(Verdict(name, times.low > least, _ratio_text(times)))
+        found.append(Verdict(name, times.low > least, _ratio_text(times), void))
     return found
 
 
@@ -220,11 +240,25 @@ def show(console: Console, runs: Sequence[Run], verdicts: Sequence[Verdict]) -> 
         table.add_row(title, *(cell(run) for run in runs))
     console.print(table)
     for verdict in verdicts:
-        mark = "[green]ok[/]  " if verdict.holds else "[red]FAIL[/]"
-        console.print(f"{mark} {verdict.name} ({verdict.figures})", highlight=False)
+        colour = {"ok": "green", "FAIL": "red", "void": "yellow"}[verdict.word]
+        console.print(
+            f"[{colour}]{verdict.word:<4}[/] {verdict.name} ({verdict.figures})", highlight=False
+        )
 
 
-def write_json(path: Path, runs: Sequence[Run], setting: Setting) -> None:
-    """A list with one object per run; times in seconds, sizes in bytes, per step and rank."""
-    common = {"text": setting.text, "foreign_load": setting.foreign_load, "why": setting.why}
+def write_json(
+    path: Path, runs: Sequence[Run], setting: Setting, verdicts: Sequence[Verdict]
+) -> None:
+    """A list with one object per run; times in seconds, sizes in bytes, per step and rank.
+
+    What holds for all runs stands in each: text, load, whether times are void, verdicts.
+    """
+    judged = [{"name": one.name, "is": one.word, "figures": one.figures} for one in verdicts]
+    common = {
+        "text": setting.text,
+        "foreign_load": setting.foreign_load,
+        "void": setting.void,
+        "why": setting.why,
+        "verdicts": judged,
+    }
     path.write_text(json.dumps([asdict(run) | common for run in runs], indent=1) + "\n")
