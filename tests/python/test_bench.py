@@ -1,8 +1,11 @@
 """`zensync bench`: targets are judged, and a missed one is an exit status."""
 
+import json
 import math
+import shutil
 import subprocess
 import sys
+from importlib import metadata
 
 import numpy as np
 import pytest
@@ -60,20 +63,60 @@ def test_parts_of_a_row_can_be_fixed(parts, width):
     assert (result["results"][0] == 3 * rows).all()
 
 
-def test_results_that_were_written_do_not_make_another_commit(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert result.commit() == ""
-    results = tmp_path / "bench/results"
-    results.mkdir(parents=True)
-    (results / "old.json").write_text("1")
-    git = ["git", "-c", "user.name=t", "-c", "user.email=t@example.org"]
+GIT = ["git", "-c", "user.name=t", "-c", "user.email=t@example.org"]
+
+
+def made_tree(folder):
+    """A source tree with a commit, and a measurement's old results."""
+    for place in ("python/zensync/bench", "bench/results"):
+        (folder / place).mkdir(parents=True)
+    (folder / "pyproject.toml").write_text("")
+    (folder / "python/zensync/bench/result.py").write_text("1")
+    (folder / "bench/results/old.json").write_text("1")
     for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "first"]):
-        subprocess.run([*git, *words], check=True)
+        subprocess.run([*GIT, *words], check=True, cwd=folder)
+    return folder
+
+
+def test_results_that_were_written_do_not_make_another_commit(tmp_path, monkeypatch):
+    tree = made_tree(tmp_path)
+    monkeypatch.setattr(result, "_PACKAGE", tree / "python/zensync")
     clean = result.commit()
     assert len(clean) >= 7
-    (results / "old.json").write_text("2")
-    (results / "more.json").write_text("3")
-    monkeypatch.chdir(results)
+    (tree / "bench/results/old.json").write_text("2")
+    (tree / "bench/results/more.json").write_text("3")
     assert result.commit() == clean
-    (tmp_path / "code.py").write_text("4")
+    (tree / "code.py").write_text("4")
     assert result.commit() == clean + "+"
+
+
+def test_the_commit_is_that_of_the_tree_zensync_was_installed_from(tmp_path, monkeypatch):
+    tree, other = made_tree(tmp_path / "a tree"), made_tree(tmp_path / "other")
+    (other / "more").write_text("2")
+    monkeypatch.chdir(other)  # somebody else's repository, where zensync is used
+    package = other / "venv/site-packages/zensync"
+    shutil.copytree(tree / "python/zensync", package)
+    monkeypatch.setattr(result, "_PACKAGE", package)
+    distribution = metadata.PathDistribution(tmp_path)
+    monkeypatch.setattr(metadata.Distribution, "from_name", lambda _: distribution)
+
+    def commit_from(url: str) -> str:
+        (tmp_path / "direct_url.json").write_text(json.dumps({"url": url, "dir_info": {}}))
+        return result.commit()
+
+    head = subprocess.run([*GIT, "rev-parse", "--short", "HEAD"], cwd=tree, capture_output=True)
+    short = head.stdout.decode().strip()
+    assert commit_from(tree.as_uri()) == short
+    (package / "bench/result.py").write_text("the tree has gone on since")
+    assert commit_from(tree.as_uri()) == short + "+"
+    assert commit_from("https://example.org/zensync-0.1.0.whl") == ""
+    assert commit_from((tmp_path / "gone").as_uri()) == ""
+
+
+def test_a_tree_without_a_repository_of_its_own_has_no_commit(tmp_path, monkeypatch):
+    made_tree(tmp_path)
+    inside = tmp_path / "vendored"
+    shutil.copytree(tmp_path / "python", inside / "python")
+    (inside / "pyproject.toml").write_text("")
+    monkeypatch.setattr(result, "_PACKAGE", inside / "python/zensync")
+    assert result.commit() == ""

@@ -9,10 +9,15 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from importlib import metadata
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 Row = dict[str, Any]
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+_PLACE = "python/zensync"  # of the package in its source tree
 
 
 @dataclass
@@ -40,19 +45,50 @@ def machine() -> dict[str, Any]:
 
 
 def commit() -> str:
-    """The commit of the working tree around the current folder, or ''.
+    """The commit of the source tree that this zensync was built from, or '' where none is known.
 
-    '+' behind it if something else than results, which a measurement itself writes, was changed.
+    '+' behind it if something else than results, which a measurement itself writes, was changed,
+    or if the tree's Python files are not those that run here.
     """
     try:
-        changed = _git("status", "--porcelain", "--", ":/", ":(top,exclude)bench/results")
-        return _git("rev-parse", "--short", "HEAD") + ("+" if changed else "")
+        tree = source_tree()
+        if tree is None or Path(_git(tree, "rev-parse", "--show-toplevel")).resolve() != tree:
+            return ""
+        changed = _git(tree, "status", "--porcelain", "--", ":/", ":(top,exclude)bench/results")
+        mark = "+" if changed or _differs(tree) else ""
+        return _git(tree, "rev-parse", "--short", "HEAD") + mark
     except (OSError, subprocess.SubprocessError):
         return ""
 
 
-def _git(*words: str) -> str:
-    done = subprocess.run(["git", *words], check=True, capture_output=True, text=True, timeout=10)
+def source_tree() -> Path | None:
+    """Where the package lies in a checkout, else what pip was told to install (PEP 610)."""
+    root = _PACKAGE.parents[1]
+    if (root / "pyproject.toml").is_file() and root / _PLACE == _PACKAGE:
+        return root
+    try:
+        origin = metadata.Distribution.from_name("zensync").read_text("direct_url.json")
+    except metadata.PackageNotFoundError:
+        return None
+    url = urlsplit(json.loads(origin)["url"]) if origin else None
+    if url is None or url.scheme != "file":
+        return None
+    tree = Path(unquote(url.path)).resolve()
+    return tree if (tree / _PLACE).is_dir() else None  # not so: a wheel, or a tree that has gone
+
+
+def _differs(tree: Path) -> bool:
+    """Whether the tree has gone on since this package was installed from it."""
+    own, there = (
+        {path.relative_to(root): path.read_bytes() for path in root.rglob("*.py")}
+        for root in (_PACKAGE, tree / _PLACE)
+    )
+    return own != there
+
+
+def _git(tree: Path, *words: str) -> str:
+    command = ["git", "-C", str(tree), *words]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=10)
     return done.stdout.strip()
 
 
