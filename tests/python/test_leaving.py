@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import zensync
+from failing import bound
 from ranks import run_ranks
 
 SOON_S = 15.0  # bounds on waits, not timings: a hang would be minutes
@@ -44,7 +45,7 @@ def body_killed_in_all_reduce(rank, size):
     with pytest.raises(zensync.PeerLostError) as caught:  # noqa: PT012
         while True:
             zensync.all_reduce(full, state=state)
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < bound(5.0)
     assert caught.value.culprit == 1, caught.value
     assert caught.value is state.last_error
     time.sleep(6)  # the others learn it though this process lives, and holds the error

@@ -12,6 +12,7 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
+from failing import bound
 from ranks import run_ranks
 from zensync import _core, _torch_compat, _torch_driver, _torch_wire
 
@@ -200,7 +201,7 @@ def body_killed(rank, size, step):
     started = time.monotonic()
     time.sleep(0.3 * step)
     came = driver.exchange([], [(2, 1 << 21)], LONG_S)
-    assert time.monotonic() - started < SOON_S
+    assert time.monotonic() - started < bound(SOON_S)
     assert (came.kind, came.culprit, came.rank) == ("peer_lost", 2, rank)
     assert "rank 2 went away" in came.message
     is_dead(driver, came, 2)
@@ -222,7 +223,7 @@ def body_deadline(rank, size):
         time.sleep(1)
         started = time.monotonic()
         came = driver.exchange([], [(p, 1 << 22) for p in (1, 2, 3, 4)], 1.5)
-        assert 1.4 < time.monotonic() - started < SOON_S
+        assert 1.4 < time.monotonic() - started < bound(SOON_S)
         assert came.kind == "deadline"
         assert came.message == "deadline passed: nothing (more) came from ranks 1, 2"
         assert (came.rank, came.culprit) == (0, 1)
@@ -261,15 +262,19 @@ def body_abort(rank, size, size_bytes):
     if rank == 0:
         why = _core.ErrorInfo("mismatch", "told so by a test")
 
+        told = threading.Event()
+
         def abort():
             time.sleep(0.5)
+            told.set()
             driver.abort(why)
 
         thread = threading.Thread(target=abort)
         thread.start()
         started = time.monotonic()
         came = driver.exchange([], [(1, 99)], LONG_S)
-        assert 0.4 < time.monotonic() - started < 1.5
+        assert told.is_set()
+        assert time.monotonic() - started < bound(SOON_S)
         assert (came.kind, came.message, came.rank) == ("mismatch", "told so by a test", 0)
         driver.abort(_core.ErrorInfo("internal", "a second reason does not count"))
         is_dead(driver, came, 1)
@@ -277,7 +282,7 @@ def body_abort(rank, size, size_bytes):
     else:
         started = time.monotonic()
         came = driver.exchange([], [(0, 99)], LONG_S)  # and peers notice
-        assert time.monotonic() - started < SOON_S
+        assert time.monotonic() - started < bound(SOON_S)
         assert (came.kind, came.culprit) == ("peer_lost", 0)
     dist.barrier()
 

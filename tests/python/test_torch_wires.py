@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import zensync
+from failing import bound
 from ranks import run_ranks, same_bits
 from test_torch_driver import HEAD, SIZES, SOON_S, everyone, message, open_driver
 from zensync import _core, _torch_compat, _torch_driver, _torch_wire
@@ -133,7 +134,7 @@ def test_polled_abort(aborts):
         timer.start()
         started = time.monotonic()
         came = driver.exchange([], [(1, 9)], 60)
-        assert time.monotonic() - started < 1.3
+        assert time.monotonic() - started < bound(SOON_S)
         assert (came.kind, came.message) == ("mismatch", "told so")
         timer.join()
         gate.wait(20)
@@ -239,7 +240,7 @@ def body_registered(rank, size):
     assert re.search(
         r'"mute" does not pass messages.*: No backend.*; use the native', str(why.value)
     ), why.value
-    assert time.monotonic() - started < SOON_S
+    assert time.monotonic() - started < bound(SOON_S)
     return True
 
 
