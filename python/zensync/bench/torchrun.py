@@ -100,7 +100,9 @@ def run(config: Config, place: Place, rank: int) -> tuple[list[dict[str, Any]], 
             meet(config, rank)
         except RuntimeError as why:  # of torch; behind its first line stands a trace of C++
             raise AloneError(f"{bound.text}: {_first_line(why)}") from why
-        bound.text = "not done" if rank == 0 else ""  # once is enough: the others are as late
+        bound.text = "not done"
+        if rank != 0:  # one watch, so that it is no matter of chance who ends first and says what
+            bound.lift()
         try:
             return _measured(config)
         except RuntimeError as why:
@@ -133,7 +135,7 @@ def _measured(config: Config) -> tuple[list[dict[str, Any]], int]:
 
 
 class _Bound:
-    """Ends this process with one line (its `text`, if any) and status 2 when the time is over."""
+    """Ends this process with one line (its `text`) and status 2 when the time is over."""
 
     def __init__(self, timeout_s: float) -> None:
         self.text = "not done"
@@ -142,18 +144,20 @@ class _Bound:
         self._timer.daemon = True
 
     def _end(self) -> None:
-        if self.text:
-            said = f"zensync bench: {self.text} after {self._timeout_s:g} s; stopped\n"
-            sys.stderr.write(said)
-            sys.stderr.flush()
+        sys.stderr.write(f"zensync bench: {self.text} after {self._timeout_s:g} s; stopped\n")
+        sys.stderr.flush()
         os._exit(_CANNOT_RUN)
+
+    def lift(self) -> None:
+        """From here on there is no bound."""
+        self._timer.cancel()
 
     def __enter__(self) -> Self:
         self._timer.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._timer.cancel()
+        self.lift()
 
 
 def _say(text: str) -> None:
