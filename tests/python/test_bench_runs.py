@@ -99,6 +99,14 @@ def test_a_rank_that_fails_is_heard():
     assert "Traceback" not in done.stderr
 
 
+def test_a_rank_that_fails_in_a_part_is_heard():
+    done = run("--failures", ZENSYNC_CPU_TARGET="abacus")
+    assert done.returncode == 2
+    assert "its last words" in done.stderr
+    assert "abacus" in done.stderr
+    assert done.stdout == ""
+
+
 def children_of(pid: int) -> list[int]:
     listed = Path(f"/proc/{pid}/task/{pid}/children")
     return [int(child) for child in listed.read_text().split()]
@@ -146,7 +154,9 @@ def test_an_interrupted_run_leaves_nothing(number, status, slow, tmp_path):
         assert f"zs{child.pid}-" not in listed.stdout
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGKILL, -9)])
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)]
+)
 def test_an_interrupted_run_of_failures_leaves_nothing(number, status, tmp_path):
     child = subprocess.Popen(
         [sys.executable, "-m", "zensync", "bench", "--failures"],

@@ -237,7 +237,6 @@ def _private_names(node: ast.AST, torch_names: set[str]) -> Iterator[str]:
 ENVIRONMENT_OF_PYTHON = {
     "python/zensync/_mesh.py": "MASTER_ADDR, where the store has no address",
     "python/zensync/_settings.py": "ZENSYNC_VERIFY, of which `info` says whether it can be had",
-    "python/zensync/bench/failures.py": "hands its own to the ranks",
     "python/zensync/bench/torchrun.py": "RANK and WORLD_SIZE, where torchrun started it",
     "python/zensync/cli.py": "`info` shows what is set",
     "python/zensync/demo/data.py": "ZENSYNC_DATA",

@@ -10,6 +10,7 @@ import argparse
 import sys
 from typing import Any
 
+from ..lab.processes import RanksError
 from . import torchrun
 from .config import Config
 from .options import Place, check_common, make_parser, measures_parts, parse
@@ -20,9 +21,12 @@ def main() -> int:
     """Runs what sys.argv names; the exit status."""
     try:
         return _main()
-    except OSError as why:  # a file that cannot be written, or read
+    except (OSError, RanksError) as why:  # a file that cannot be written, or read; ranks that fail
         print(f"zensync bench: {why}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:  # processes and network are gone by now
+        print("zensync bench: interrupted", file=sys.stderr)
+        return 130
 
 
 def _main() -> int:
@@ -85,7 +89,6 @@ def _synchronise(
     options: argparse.Namespace, config: Config, place: Place, world: tuple[int, int] | None
 ) -> int:
     from ..errors import Error
-    from ..lab.processes import RanksError
     from ..lab.slow_net import SlowNetError
     from . import launcher, sync
     from .patterns import PatternError
@@ -101,9 +104,6 @@ def _synchronise(
         if rank == 0 or isinstance(why, (Error, torchrun.AloneError)):
             print(f"zensync bench: {why}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:  # processes and network are gone by now
-        print("zensync bench: interrupted", file=sys.stderr)
-        return 130
     if rank == 0:
         sync.report(rows, config, place, options.json)
     wrong = sum(row["wrong"] for row in rows) if wrong is None else wrong

@@ -5,11 +5,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
 
 from .patterns import Case
 
@@ -54,18 +51,6 @@ class Config:
     interface: str | None = None  # the card whose counters are read
     tokens_file: str = ""
     group_timeout_s: float = 300.0
-
-    def save(self, path: Path) -> None:
-        """Writes the run for its ranks."""
-        path.write_text(json.dumps(asdict(self)))
-
-    @staticmethod
-    def load(path: Path) -> Config:
-        """Reads what `save` wrote."""
-        fields: dict[str, Any] = json.loads(path.read_text())
-        for name in ("sizes", "patterns", "densities", "schemes"):
-            fields[name] = tuple(fields[name])
-        return Config(**fields)
 
     @property
     def unit_bytes(self) -> int:

@@ -7,19 +7,31 @@ while another thread exchanges, as in a training step whose hooks wait for the i
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import tempfile
 import threading
+from dataclasses import dataclass
+from pathlib import Path
 
 from .. import _core
 from ..errors import raise_error
+from ..lab.processes import Ranks, leaving_on_signals, taken_order
 from ..lab.stats import median_interval
 from .result import Row, Table
 
 _MESSAGE_BYTES = 20_000
 _TIMEOUT_S = 120
 _CASES = ((2, False, None), (2, True, 0.3), (4, False, None), (4, True, None), (8, False, 1.0))
+
+
+@dataclass(frozen=True)
+class _Order:
+    ranks: int
+    busy: bool
+    iterations: int
+    folder: str
+
+    def result(self, rank: int) -> Path:
+        return Path(self.folder, f"rank{rank}.json")
 
 
 def run() -> list[Table]:
@@ -32,25 +44,12 @@ def run() -> list[Table]:
 
 
 def _case(ranks: int, busy: bool, target_ms: float | None) -> Row:
-    iterations = 300 if busy else 1000
-    with tempfile.TemporaryDirectory() as folder:
-        arguments = [str(ranks), str(int(busy)), str(iterations), folder]
-        code = "from zensync.bench.exchange import rank_main; rank_main()"
-        children = [
-            subprocess.Popen(
-                [sys.executable, "-c", code, str(rank), *arguments],
-                stdout=subprocess.PIPE, text=True,
-            )
-            for rank in range(ranks)
-        ]  # fmt: skip
-        try:
-            outputs = [child.communicate(timeout=_TIMEOUT_S)[0] for child in children]
-        finally:
-            for child in children:
-                if child.poll() is None:
-                    child.kill()
-                    child.wait()
-    times = [json.loads(output) for output in outputs]
+    with leaving_on_signals(), tempfile.TemporaryDirectory(prefix="zensync-bench-") as folder:
+        order = _Order(ranks, busy, 300 if busy else 1000, folder)
+        with Ranks(ranks, Path(folder), None) as started:
+            started.start("zensync.bench.exchange", order)
+            started.wait(_TIMEOUT_S)
+        times = [json.loads(order.result(rank).read_text()) for rank in range(ranks)]
     slowest = [max(at) * 1e3 for at in zip(*times, strict=True)]
     ordered = sorted(slowest)
     value = median_interval(slowest)
@@ -67,21 +66,27 @@ def _case(ranks: int, busy: bool, target_ms: float | None) -> Row:
 
 
 def rank_main() -> None:
-    """One rank; its arguments stand in sys.argv. Prints the seconds of each exchange as JSON."""
-    rank, ranks, busy, iterations = (int(text) for text in sys.argv[1:5])
-    folder = sys.argv[5]
+    """One rank, as the command line says. Writes the seconds of each exchange as JSON."""
+    order, rank = taken_order(_Order)
+    meeting = str(Path(order.folder, "meeting"))
     result: list[object] = []
 
     def exchange() -> None:
-        result.append(_core.time_exchange(folder, rank, ranks, _MESSAGE_BYTES, iterations))
+        result.append(
+            _core.time_exchange(meeting, rank, order.ranks, _MESSAGE_BYTES, order.iterations)
+        )
 
     worker = threading.Thread(target=exchange)
     worker.start()
     spins = 0
-    while busy and worker.is_alive():
+    while order.busy and worker.is_alive():
         spins += sum(i * i for i in range(100))
     worker.join()
     seconds = result[0]
     if isinstance(seconds, _core.ErrorInfo):
         raise_error(seconds)
-    print(json.dumps(seconds))
+    order.result(rank).write_text(json.dumps(seconds))
+
+
+if __name__ == "__main__":
+    rank_main()

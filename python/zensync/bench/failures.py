@@ -12,14 +12,13 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..lab.processes import die_with, leaving_on_signals
+from ..lab.processes import Ranks, leaving_on_signals, taken_order
 from .result import Row, Table
 
 _RANKS = 3
@@ -27,7 +26,11 @@ _CULPRIT = 1
 _TIMEOUT_S = 120
 _STEPS_BEFORE = 10
 _KILLED = "kill -9"
-_CODE = "from zensync.bench.failures import rank_main; rank_main()"
+
+
+@dataclass(frozen=True)
+class _Order:
+    folder: str
 
 
 def run() -> list[Table]:
@@ -37,23 +40,11 @@ def run() -> list[Table]:
 
 
 def _rows(transport: str) -> list[Row]:
-    with leaving_on_signals(), tempfile.TemporaryDirectory() as folder:
-        environment = os.environ | {"ZENSYNC_TRANSPORT": transport, "OMP_NUM_THREADS": "1"}
-        children = [
-            subprocess.Popen(
-                [sys.executable, "-c", _CODE, str(rank), folder, str(os.getpid())], env=environment
-            )
-            for rank in range(_RANKS)
-        ]  # fmt: skip
-        until = time.monotonic() + _TIMEOUT_S
-        try:
-            for child in children:
-                child.wait(max(until - time.monotonic(), 0.1))
-        finally:
-            for child in children:
-                if child.poll() is None:
-                    child.kill()
-                    child.wait()
+    with leaving_on_signals(), tempfile.TemporaryDirectory(prefix="zensync-bench-") as folder:
+        with Ranks(_RANKS, Path(folder), None) as ranks:
+            variables = {"ZENSYNC_TRANSPORT": transport}
+            ranks.start("zensync.bench.failures", _Order(folder), variables)
+            ranks.wait(_TIMEOUT_S, doomed=[_CULPRIT])
         ends = [json.loads(path.read_text()) for path in sorted(Path(folder).glob("rank*.json"))]
         killed_at = float((Path(folder) / "killed").read_text())
     survivors = [end for end in ends if end["rank"] != _CULPRIT]
@@ -85,14 +76,14 @@ def _row(
 
 
 def rank_main() -> None:
-    """One rank; arguments: rank, folder, the process that started it."""
-    die_with(int(sys.argv[3]))
+    """One rank, as the command line says."""
+    order, rank = taken_order(_Order)
     import torch
     import torch.distributed as dist
 
     import zensync
 
-    rank, folder = int(sys.argv[1]), Path(sys.argv[2])
+    folder = Path(order.folder)
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=_RANKS
@@ -122,3 +113,7 @@ def rank_main() -> None:
     end["lost"] = caught(4, _STEPS_BEFORE)
     path.write_text(json.dumps(end))
     # The group has lost a rank: nothing of it is waited for.
+
+
+if __name__ == "__main__":
+    rank_main()

@@ -46,11 +46,9 @@ def launch(config: Config, place: Place) -> list[Row]:
             net = stack.enter_context(SlowNet(config.hosts, spec, label="bench"))
             config = replace(config, interface=INTERFACE)
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="zensync-bench-")))
-        config.save(folder / "config.json")
         ranks = stack.enter_context(Ranks(config.ranks, folder, net))
         variables = {} if config.transport is None else {"ZENSYNC_TRANSPORT": config.transport}
-        command = [sys.executable, "-m", "zensync.bench.worker"]
-        ranks.start([*command, "--config", str(folder / "config.json")], variables)
+        ranks.start("zensync.bench.worker", config, variables)
         return _follow(ranks, config, place.timeout_s)
 
 

@@ -13,13 +13,12 @@ from typing import Any
 
 from zensync.bench.config import Config
 from zensync.errors import Error
-from zensync.lab.processes import started_rank
+from zensync.lab.processes import taken_order
 
 
 def main() -> int:
-    """One rank of a run, as its launcher started it."""
-    place, rank = started_rank()
-    config = Config.load(place)
+    """Measures as the rank that the command line says."""
+    config, rank = taken_order(Config)
     try:
         meet(config, rank)
         take_part(config, _tell)

@@ -74,17 +74,6 @@ class Config:
     seed: int = 20250
     group_timeout_s: float = 180.0
 
-    def save(self, path: Path) -> None:
-        """Writes the run for its ranks."""
-        path.write_text(json.dumps(asdict(self)))
-
-    @staticmethod
-    def load(path: Path) -> Config:
-        """Reads what `save` wrote."""
-        fields = json.loads(path.read_text())
-        fields["modes"] = tuple(fields["modes"])
-        return Config(**fields)
-
     @property
     def table_bytes(self) -> int:
         """Both tables together, dense, in fp32."""

@@ -120,11 +120,9 @@ def _measure(
 ) -> tuple[list[RankResult], float]:
     """What every rank measured, and the foreign load meanwhile (cores)."""
     folder = Path(config.folder)
-    config.save(folder / "config.json")
     window: list[tuple[float, float]] = []  # the clock and the CPU time, at start and end
     with Ranks(config.ranks, folder, net) as ranks, _progress(talk, config) as progress:
-        command = [sys.executable, "-m", "zensync.demo.worker"]
-        ranks.start([*command, "--config", str(folder / "config.json")])
+        ranks.start("zensync.demo.worker", config)
         for event in ranks.events(timeout_s):
             if event["event"] in ("ready", "measured"):
                 window.append((time.monotonic(), busy_s() - own_s()))

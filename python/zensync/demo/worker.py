@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from zensync.demo.config import Config
-from zensync.lab.processes import started_rank
+from zensync.lab.processes import taken_order
 
 
 def main() -> None:
-    """One rank of a run, as its launcher started it."""
-    place, rank = started_rank()
+    """Trains as the rank that the command line says."""
+    config, rank = taken_order(Config)
     # Not earlier: loading torch takes seconds, and who loads it must already be mortal.
     from zensync.demo.trainer import train
 
-    train(Config.load(place), rank)
+    train(config, rank)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
 """Starts one process per rank, in a slow-link network or on loopback, and sees to their end.
 
-The launchers of `zensync demo` and `zensync bench` use it. Every rank writes to a log of its own;
-rank 0 also tells events, one JSON object a line, on its stdout. Only processes started here are
-ever ended; on Linux they end with this one, even if it is killed (`die_with`). A rank that fails,
-or takes too long, is a `RanksError` with its last words.
+`zensync demo` and `zensync bench` use it. What the ranks are to do is a dataclass of plain data,
+their order, which each of them reads first of all (`taken_order`). Every rank writes to a log of
+its own; rank 0 also tells events, one JSON object a line, on its stdout. Only processes started
+here are ever ended; on Linux they end with this one, even if it is killed. A rank that fails, or
+takes too long, is a `RanksError` with its last words.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
+import dataclasses
 import json
 import os
 import queue
@@ -20,9 +22,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import IO, Any, Self, TypeVar
 
 from zensync.lab.slow_net import PORT, SIGNALS, SlowNet, leave
 
@@ -36,7 +38,35 @@ class RanksError(RuntimeError):
     """The ranks could not run to their end."""
 
 
-def die_with(parent: int) -> None:
+T = TypeVar("T")
+
+
+def write_plain(path: Path, plain: Any) -> None:
+    """Writes a dataclass of plain data."""
+    path.write_text(json.dumps(dataclasses.asdict(plain)))
+
+
+def read_plain(kind: type[T], path: Path) -> T:
+    """Reads what `write_plain` wrote. Its sequences are tuples again, as in all that is frozen."""
+    fields = json.loads(path.read_text())
+    return kind(**{name: tuple(it) if isinstance(it, list) else it for name, it in fields.items()})
+
+
+def taken_order(kind: type[T]) -> tuple[T, int]:
+    """What this program is to do, and as which rank: it is one that `Ranks.start` started.
+
+    From here on it ends with its launcher; so it comes before what takes long to load.
+    """
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--order", type=Path, required=True)
+    parser.add_argument("--rank", type=int, required=True)
+    parser.add_argument("--parent", type=int, required=True)
+    given = parser.parse_args()
+    _die_with(given.parent)
+    return read_plain(kind, given.order), given.rank
+
+
+def _die_with(parent: int) -> None:
     """A killed launcher must not leave ranks behind. Linux only; elsewhere nothing happens."""
     try:
         ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL)
@@ -44,18 +74,6 @@ def die_with(parent: int) -> None:
         return
     if os.getppid() != parent:  # it has ended already
         sys.exit(1)
-
-
-def started_rank() -> tuple[Path, int]:
-    """For the program of a rank: the run's config and its rank, from the command line that
-    `Ranks.start` gave it. From here on the process ends with its launcher."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--config", type=Path, required=True)
-    parser.add_argument("--rank", type=int, required=True)
-    parser.add_argument("--parent", type=int, required=True)
-    args = parser.parse_args()
-    die_with(args.parent)
-    return args.config, args.rank
 
 
 @contextlib.contextmanager
@@ -97,10 +115,13 @@ class Ranks:
         self._children: list[subprocess.Popen[str]] = []
         self._events: queue.Queue[dict[str, Any]] = queue.Queue()
 
-    def start(self, argv: Sequence[str], variables: Mapping[str, str] | None = None) -> None:
-        """Starts `argv … --rank R --parent PID` once per rank; argv names its --config."""
+    def start(self, module: str, order: Any, variables: Mapping[str, str] | None = None) -> None:
+        """Starts `python -m module` once per rank; it gets the order by `taken_order`."""
+        path = self._folder / "order.json"
+        write_plain(path, order)
+        command = [sys.executable, "-m", module, "--order", str(path), "--parent", str(os.getpid())]
         for rank in range(self._ranks):
-            self._start([*argv, "--rank", str(rank), "--parent", str(os.getpid())], rank, variables)
+            self._start([*command, "--rank", str(rank)], rank, variables)
 
     def _start(self, command: list[str], rank: int, variables: Mapping[str, str] | None) -> None:
         environment = os.environ | {
@@ -137,24 +158,30 @@ class Ranks:
             if line.startswith("{"):
                 self._events.put(json.loads(line))
 
-    def events(self, timeout_s: float) -> Iterator[dict[str, Any]]:
-        """Rank 0's events until all ranks have ended well."""
+    def wait(self, timeout_s: float, doomed: Collection[int] = ()) -> None:
+        """Waits until all ranks have ended, well but for the doomed ones."""
+        for _ in self.events(timeout_s, doomed):
+            pass
+
+    def events(self, timeout_s: float, doomed: Collection[int] = ()) -> Iterator[dict[str, Any]]:
+        """Rank 0's events until all ranks have ended, well but for the doomed ones."""
         deadline = time.monotonic() + timeout_s
         while True:
             # Asked first: what an ended process told is in the queue by the time that is empty.
-            ended = all(child.poll() == 0 for child in self._children)
+            ended = all(child.poll() is not None for child in self._children)
             try:
                 yield self._events.get(timeout=_POLL_S)
             except queue.Empty:
                 if ended:
+                    self._require_healthy(doomed)
                     return
-            self._require_healthy()
+            self._require_healthy(doomed)
             if time.monotonic() > deadline:
                 raise RanksError(f"not done after {timeout_s:.0f} s; stopped")
 
-    def _require_healthy(self) -> None:
+    def _require_healthy(self, doomed: Collection[int]) -> None:
         statuses = [child.poll() for child in self._children]
-        failed = [rank for rank, status in enumerate(statuses) if status]
+        failed = [rank for rank, status in enumerate(statuses) if status and rank not in doomed]
         if not failed:
             return
         # Who died of a signal did so by itself; the others often of its absence.
