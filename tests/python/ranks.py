@@ -10,6 +10,7 @@ import contextlib
 import gc
 import os
 import pickle
+import signal
 import socket
 import tempfile
 import time
@@ -23,6 +24,7 @@ import torch.multiprocessing as mp
 from zensync import _default_state, _settings
 
 GROUP_TIMEOUT_S = 40
+SOON_S = 15.0  # bounds on waits, not timings: a hang would be minutes
 # A client of a TCPStore, and the server once more, asks for the name of whoever it talks to. A name
 # server that leaves such a question open must not cost a test the resolver's usual 5 s.
 RESOLVER = {"RES_OPTIONS": "timeout:1 attempts:1"}
@@ -134,6 +136,18 @@ def _collect(folder, codes, exit_codes):
     if problems:
         raise RankError("\n".join(problems))
     return values
+
+
+def sparse(rank: int, rows: int = 500) -> torch.Tensor:
+    """One rank's table, a row in fifty. Sums of it are exact."""
+    tensor = torch.zeros(rows, 4)
+    tensor[rank::50] = rank + 1
+    return tensor
+
+
+def die() -> None:
+    """This rank is killed, here and now."""
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def same_bits(tensor: torch.Tensor, group=None) -> bool:

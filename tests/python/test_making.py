@@ -10,10 +10,9 @@ import pytest
 import torch
 import torch.distributed as dist
 import zensync
-from ranks import run_ranks
+from ranks import SOON_S, run_ranks
 from zensync import _torch_compat
 
-SOON_S = 15.0  # bounds on waits, not timings: a hang would be minutes
 WRONG = (
     ({"scheme": "nonsense"}, "nonsense"),
     ({"max_bytes": -1}, "max_bytes"),

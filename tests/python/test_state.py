@@ -9,24 +9,18 @@ import pytest
 import torch
 import torch.distributed as dist
 import zensync
-from ranks import run_ranks, same_bits
+from ranks import die, run_ranks, same_bits, sparse
 
 EXIT_LIMIT_S = 5.0
-
-
-def table(rank, rows=500):
-    tensor = torch.zeros(rows, 4)
-    tensor[rank::50] = rank + 1
-    return tensor
 
 
 def body_life(rank, size):
     """Two States at once, closed twice, used after closing, in a with statement, sub-groups."""
     one, two = zensync.State(), zensync.State(scheme="agsparse", hosts=[0] * size, verify=False)
     for state in (two, one, two):
-        tensor = table(rank)
+        tensor = sparse(rank)
         zensync.all_reduce(tensor, state=state)
-        assert torch.equal(tensor, sum(table(other) for other in range(size)))
+        assert torch.equal(tensor, sum(sparse(other) for other in range(size)))
     stats = two.stats()
     assert stats["jobs"] == 2
     assert stats["failed"] == 0
@@ -38,13 +32,13 @@ def body_life(rank, size):
     one.close()
     one.close()
     assert one.stats()["jobs"] == 1
-    for call in (one.flush, lambda: zensync.all_reduce(table(rank), state=one)):
+    for call in (one.flush, lambda: zensync.all_reduce(sparse(rank), state=one)):
         with pytest.raises(zensync.Error, match="closed"):
             call()
-    zensync.all_reduce(table(rank), state=two)  # the other one lives
+    zensync.all_reduce(sparse(rank), state=two)  # the other one lives
     two.close()
     with zensync.State(max_bytes=1 << 20, deadline_s=20) as third:
-        zensync.all_reduce(table(rank), state=third)
+        zensync.all_reduce(sparse(rank), state=third)
     with pytest.raises(TypeError):
         zensync.State(wire_dtype=None)
     with pytest.raises(zensync.Error, match="hosts="):
@@ -53,7 +47,7 @@ def body_life(rank, size):
         with pytest.raises(zensync.Error, match=f"group is needed, not {type(wrong).__name__}"):
             zensync.State(wrong)
         with pytest.raises(zensync.Error, match="state= must be"):
-            zensync.all_reduce(table(rank), state=wrong)
+            zensync.all_reduce(sparse(rank), state=wrong)
     body_groups(rank, size)
 
 
@@ -61,17 +55,17 @@ def body_groups(rank, size):
     pair = dist.new_group([0, 2])
     rest = dist.new_group([1, 2])
     if rank in (0, 2):
-        tensor = table(rank)
+        tensor = sparse(rank)
         zensync.all_reduce(tensor, group=pair)
-        assert torch.equal(tensor, table(0) + table(2))
+        assert torch.equal(tensor, sparse(0) + sparse(2))
         assert same_bits(tensor, pair)
     else:
         with pytest.raises(zensync.Error, match="not in the process group"):
-            zensync.all_reduce(table(rank), group=pair)
+            zensync.all_reduce(sparse(rank), group=pair)
     if rank:
-        tensor = table(rank)
+        tensor = sparse(rank)
         zensync.all_reduce(tensor, group=rest)
-        assert torch.equal(tensor, table(1) + table(2))
+        assert torch.equal(tensor, sparse(1) + sparse(2))
     full = torch.ones(3000, 4)
     for _ in range(2):  # the second is dense
         zensync.all_reduce(full)
@@ -100,7 +94,7 @@ def body_exit_in_flight(rank, size, dense):
         zensync.all_reduce(ready, name="t")
         zensync.all_reduce(ready, name="t")
     else:
-        zensync.all_reduce(table(rank), name="t")
+        zensync.all_reduce(sparse(rank), name="t")
     if rank == 0:
         for _ in range(3):
             zensync.all_reduce(torch.ones(3000, 4), name="t", async_op=True)
@@ -127,9 +121,9 @@ def test_exit_with_jobs_in_flight(dense):
 def body_lonely_exit(rank, size):
     """All futures have ended after close, with an error, within the bound."""
     state = zensync.State()
-    zensync.all_reduce(table(rank), name="t", state=state)
+    zensync.all_reduce(sparse(rank), name="t", state=state)
     if rank == 0:
-        works = [zensync.all_reduce(table(0), name="t", state=state, async_op=True) for _ in "abc"]
+        works = [zensync.all_reduce(sparse(0), name="t", state=state, async_op=True) for _ in "abc"]
         with pytest.raises(zensync.DeadlineError, match="has not ended"):
             works[0].wait(0.2)
         started = time.monotonic()
@@ -144,7 +138,7 @@ def body_lonely_exit(rank, size):
     else:
         time.sleep(7)
         with pytest.raises(zensync.Error, match="rank 0"):  # it is told who left
-            zensync.all_reduce(table(1), name="t", state=state)
+            zensync.all_reduce(sparse(1), name="t", state=state)
     return os.getpid()
 
 
@@ -156,12 +150,7 @@ def body_killed(rank, size):
         zensync.all_reduce(full, name="t", state=state)
     dist.barrier()
     if rank == 1:
-        path = os.environ["ZENSYNC_TEST_RESULT"].format(rank=rank)
-        with open(path, "wb") as result:
-            import pickle
-
-            pickle.dump({"value": None, "error": None}, result)
-        os.kill(os.getpid(), signal.SIGKILL)
+        die()
     started = time.monotonic()
     with pytest.raises(zensync.Error):  # noqa: PT012
         while True:
@@ -174,9 +163,9 @@ def test_close_with_jobs_in_flight():
     run_ranks(2, body_lonely_exit, destroy=False)
 
 
-def test_killed_rank(tmp_path):
+def test_killed_rank():
     with pytest.raises(AssertionError) as caught:
-        run_ranks(3, body_killed, env={"ZENSYNC_TEST_RESULT": str(tmp_path / "{rank}")})
+        run_ranks(3, body_killed)
     text = str(caught.value)
     assert "rank 1 gave no result (exit code -9" in text, text
     assert "rank 0" not in text.replace("exit code -9", ""), text
@@ -186,16 +175,16 @@ def test_killed_rank(tmp_path):
 def body_fork(rank, size):
     """A State in a forked child says so; the child ends cleanly, and the parent goes on."""
     state = zensync.State()
-    zensync.all_reduce(table(rank), state=state)
-    zensync.all_reduce(table(rank))
+    zensync.all_reduce(sparse(rank), state=state)
+    zensync.all_reduce(sparse(rank))
     child = os.fork()
     if child == 0:
         status = 1
         try:
             for call in (
-                lambda: zensync.all_reduce(table(rank), state=state),
+                lambda: zensync.all_reduce(sparse(rank), state=state),
                 state.flush,
-                lambda: zensync.all_reduce(table(rank)),
+                lambda: zensync.all_reduce(sparse(rank)),
             ):
                 with pytest.raises(zensync.Error, match="fork"):
                     call()
@@ -216,7 +205,7 @@ def body_fork(rank, size):
         os.waitpid(child, 0)
         raise AssertionError("the child hangs")
     assert os.waitstatus_to_exitcode(ended[1]) == 7
-    zensync.all_reduce(table(rank), state=state)
+    zensync.all_reduce(sparse(rank), state=state)
     state.close()
 
 
@@ -231,21 +220,21 @@ def body_disabled(rank, size):
 
     state = zensync.State(module=None)
     assert state.disabled
-    tensor = table(rank)
+    tensor = sparse(rank)
     zensync.all_reduce(tensor, dist.ReduceOp.AVG, name="t", rows=torch.tensor([0]), state=state)
-    assert torch.equal(tensor, sum(table(other) for other in range(size)) / size)
-    coo = table(rank).to_sparse(1)
+    assert torch.equal(tensor, sum(sparse(other) for other in range(size)) / size)
+    coo = sparse(rank).to_sparse(1)
     work = zensync.all_reduce(coo, async_op=True)
     assert work.wait()
-    assert torch.equal(coo.to_dense(), sum(table(other) for other in range(size)))
-    coo = table(rank).half().to_sparse(1)
+    assert torch.equal(coo.to_dense(), sum(sparse(other) for other in range(size)))
+    coo = sparse(rank).half().to_sparse(1)
     zensync.all_reduce(coo)
     assert coo.dtype == torch.float16
-    assert torch.equal(coo.to_dense(), sum(table(other) for other in range(size)).half())
-    for sparse in (False, True):
-        stock = test_hook.train(test_hook.make_model(sparse), None, False, steps=2)
-        ours = test_hook.train(test_hook.make_model(sparse), zensync.State(), False, steps=2)
-        test_hook.compare(ours, stock, f"disabled, sparse={sparse}")
+    assert torch.equal(coo.to_dense(), sum(sparse(other) for other in range(size)).half())
+    for is_sparse in (False, True):
+        stock = test_hook.train(test_hook.make_model(is_sparse), None, False, steps=2)
+        ours = test_hook.train(test_hook.make_model(is_sparse), zensync.State(), False, steps=2)
+        test_hook.compare(ours, stock, f"disabled, sparse={is_sparse}")
     with pytest.raises(zensync.UnsupportedError):
         zensync.all_reduce(torch.ones(3, dtype=torch.bool), state=state)
     state.flush()

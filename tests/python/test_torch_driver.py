@@ -4,8 +4,6 @@
 would last as long as the time-outs.
 """
 
-import os
-import signal
 import threading
 import time
 
@@ -13,11 +11,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from failing import bound
-from ranks import run_ranks
+from ranks import die, run_ranks
 from zensync import _core, _torch_compat, _torch_driver, _torch_wire
 
 HEAD = _torch_driver.HEAD_BYTES
-SOON_S = 5.0
+HEARD_S = 5.0  # even three times that is less than the 20 s of the drivers' own time-outs
 LONG_S = 60.0
 SIZES = [0, 1, HEAD - 9, HEAD - 8, HEAD - 7, HEAD, 3 * HEAD + 1, (1 << 20) + 5]
 
@@ -197,11 +195,11 @@ def body_killed(rank, size, step):
         everyone(driver, rank, size, lambda *_: 3 * HEAD)
     dist.barrier()
     if rank == 2:
-        os.kill(os.getpid(), signal.SIGKILL)
+        die()
     started = time.monotonic()
     time.sleep(0.3 * step)
     came = driver.exchange([], [(2, 1 << 21)], LONG_S)
-    assert time.monotonic() - started < bound(SOON_S)
+    assert time.monotonic() - started < bound(HEARD_S)
     assert (came.kind, came.culprit, came.rank) == ("peer_lost", 2, rank)
     assert "rank 2 went away" in came.message
     is_dead(driver, came, 2)
@@ -223,7 +221,7 @@ def body_deadline(rank, size):
         time.sleep(1)
         started = time.monotonic()
         came = driver.exchange([], [(p, 1 << 22) for p in (1, 2, 3, 4)], 1.5)
-        assert 1.4 < time.monotonic() - started < bound(SOON_S)
+        assert 1.4 < time.monotonic() - started < bound(HEARD_S)
         assert came.kind == "deadline"
         assert came.message == "deadline passed: nothing (more) came from ranks 1, 2"
         assert (came.rank, came.culprit) == (0, 1)
@@ -274,7 +272,7 @@ def body_abort(rank, size, size_bytes):
         started = time.monotonic()
         came = driver.exchange([], [(1, 99)], LONG_S)
         assert told.is_set()
-        assert time.monotonic() - started < bound(SOON_S)
+        assert time.monotonic() - started < bound(HEARD_S)
         assert (came.kind, came.message, came.rank) == ("mismatch", "told so by a test", 0)
         driver.abort(_core.ErrorInfo("internal", "a second reason does not count"))
         is_dead(driver, came, 1)
@@ -282,7 +280,7 @@ def body_abort(rank, size, size_bytes):
     else:
         started = time.monotonic()
         came = driver.exchange([], [(0, 99)], LONG_S)  # and peers notice
-        assert time.monotonic() - started < bound(SOON_S)
+        assert time.monotonic() - started < bound(HEARD_S)
         assert (came.kind, came.culprit) == ("peer_lost", 0)
     dist.barrier()
 

@@ -9,18 +9,10 @@ import pytest
 import torch
 import torch.distributed as dist
 import zensync
-from ranks import run_ranks
+from ranks import SOON_S, run_ranks, sparse
 from torch.nn.parallel import DistributedDataParallel
 from zensync import _core, _worker
 from zensync import state as state_module
-
-SOON_S = 15.0  # bounds on waits, not timings: a hang would be minutes
-
-
-def sparse(rank, rows=500):
-    tensor = torch.zeros(rows, 4)
-    tensor[rank::50] = rank + 1
-    return tensor
 
 
 def submit(state, tensor, name="t"):
