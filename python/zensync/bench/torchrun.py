@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 from dataclasses import replace
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 from ..errors import Error
 from ..lab.processes import RanksError
@@ -26,7 +26,7 @@ _CANNOT_RUN = 2
 
 
 class AloneError(RanksError):
-    """This rank did not meet the others, or has lost them; each rank says so for itself."""
+    """This rank did not meet the others; each rank says so for itself."""
 
 
 def world() -> tuple[int, int] | None:
@@ -108,7 +108,14 @@ def run(config: Config, place: Place, rank: int) -> tuple[list[dict[str, Any]], 
         except RuntimeError as why:
             if isinstance(why, Error) or "gloo" not in str(why).lower():
                 raise
-            raise AloneError(f"rank {rank} has lost another rank: {_first_line(why)}") from why
+            _end_process(f"rank {rank} has lost another rank: {_first_line(why)}")
+
+
+def _end_process(text: str) -> NoReturn:
+    """Without the interpreter's end, which threads of a broken group may not survive."""
+    sys.stderr.write(f"zensync bench: {text}\n")
+    sys.stderr.flush()
+    os._exit(_CANNOT_RUN)
 
 
 def _first_line(why: RuntimeError) -> str:
@@ -144,9 +151,7 @@ class _Bound:
         self._timer.daemon = True
 
     def _end(self) -> None:
-        sys.stderr.write(f"zensync bench: {self.text} after {self._timeout_s:g} s; stopped\n")
-        sys.stderr.flush()
-        os._exit(_CANNOT_RUN)
+        _end_process(f"{self.text} after {self._timeout_s:g} s; stopped")
 
     def lift(self) -> None:
         """From here on there is no bound."""
