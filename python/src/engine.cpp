@@ -11,7 +11,6 @@
 
 #include <memory>
 #include <string>
-#include <thread>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -35,7 +34,6 @@ constexpr std::chrono::milliseconds kLastWait{1000};
 /// then for what the other ranks call it.
 constexpr std::chrono::milliseconds kAsk{1000};
 constexpr std::chrono::milliseconds kSettle{2000};
-constexpr std::chrono::milliseconds kAskAgain{2};
 
 class EngineHandle {
  public:
@@ -123,10 +121,7 @@ Error Opening::explain(const Error& own, Control& control) {
       may_be_a_peer = false;
     }
   }
-  const auto until = Clock::now() + kAsk;
-  while (may_be_a_peer && control.fault().ok() && Clock::now() < until) {
-    std::this_thread::sleep_for(kAskAgain);
-  }
+  if (may_be_a_peer) static_cast<void>(control.await_fault(kAsk));
   const Status fault = control.settle(kSettle);
   if (fault.ok()) return own;
   raised = nullptr;

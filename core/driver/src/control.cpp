@@ -89,6 +89,9 @@ class ControlMesh final : public Control, public ControlEvents {
   }
 
   Status fault() const override { return board_->fault(); }
+  Status await_fault(milliseconds limit) override {
+    return options_.has_connections ? board_->await(limit) : board_->fault();
+  }
 
   void begin_job(const std::string& tensor) override {
     const std::lock_guard lock(mutex_);

@@ -29,6 +29,7 @@ bool FaultBoard::post(const Error& why, std::function<void(const Error&)> settle
     fault_ = why;
     posted_ = std::chrono::steady_clock::now();
     settled_ = std::move(settled);
+    changed_.notify_all();
   }
   try {
     const BlockedSignals blocked;
@@ -59,6 +60,13 @@ void FaultBoard::settle(const Error& own) {
   } catch (const std::exception&) {  // no memory: whoever asks by `wait` gets what there is
   }
   settled_ = nullptr;
+}
+
+Status FaultBoard::await(std::chrono::milliseconds limit) {
+  std::unique_lock lock(mutex_);
+  changed_.wait_for(lock, limit, [this] { return fault_.has_value(); });
+  if (fault_) return *fault_;
+  return {};
 }
 
 Status FaultBoard::wait(std::chrono::milliseconds limit) {

@@ -30,6 +30,8 @@ class FaultBoard : public std::enable_shared_from_this<FaultBoard> {
   Status wait(std::chrono::milliseconds limit);
   /// The fault as it is known now. ok if there is none.
   Status fault() const;
+  /// The fault, after waiting at most `limit` for one to be posted. ok if there is none.
+  Status await(std::chrono::milliseconds limit);
   /// No call of `settled` begins after this. Waits at most `limit` for the call to the Rendezvous,
   /// which may be into an interpreter that is about to end.
   void leave(std::chrono::milliseconds limit);

@@ -23,6 +23,9 @@ namespace {
 
 /// How long an error waits for what the other ranks call it.
 constexpr std::chrono::milliseconds kSettle{2000};
+/// How long a lost peer waits for what the control connections say; they know within a tenth of it,
+/// and the network's delay.
+constexpr std::chrono::milliseconds kAsk{1000};
 
 /// An error that needs no memory: so short a text is kept inside the string.
 Error out_of_memory() noexcept {
@@ -239,8 +242,17 @@ class ThreadedEngine final : public Engine {
     Error& error = own.error();
     if (error.rank.value < 0) error.rank = rank_;
     if (error.tensor.empty()) attempt([&] { error.tensor = job.spec.name; });
+    if (error.kind == ErrorKind::kPeerLost && error.culprit != rank_) ask_why();
     give_up(error);
     return fail(error);
+  }
+
+  /// A peer that dropped its connections may live, and have done so because of another rank. This
+  /// one must not be the first to blame it: the control connections know who is gone.
+  void ask_why() noexcept {
+    attempt([&] {
+      if (const auto control = held(control_)) static_cast<void>(control->await_fault(kAsk));
+    });
   }
 
   /// Tells the peers; neither of the two ways is left out because the other throws.

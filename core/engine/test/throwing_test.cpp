@@ -55,6 +55,7 @@ class PoorControl final : public Control {
   const Topology& topology() const override { return topology_; }
   void start(Faults) override {}
   Status fault() const override { return {}; }
+  Status await_fault(milliseconds) override { return {}; }
   void begin_job(const std::string&) override { ++seen_.jobs_begun; }
   void begin_exchange(const char*) override {}
   void end_job() override { ++seen_.jobs_ended; }

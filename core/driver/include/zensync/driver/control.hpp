@@ -46,6 +46,9 @@ class Control {
   virtual void start(Faults faults) = 0;
   /// The fault as it is known here, also before `start`. ok if there is none.
   virtual Status fault() const = 0;
+  /// As `fault`, but waits for one at most `limit`; not without connections, which alone can tell.
+  /// For whoever has lost a peer: that one may have left because of another.
+  virtual Status await_fault(std::chrono::milliseconds limit) = 0;
 
   // What this rank does, for its peers and for notices; cheap.
   virtual void begin_job(const std::string& tensor) = 0;
