@@ -120,11 +120,14 @@ def connect(
     store: dist.Store,
     check: Callable[[], None],
     discard: Callable[[T], None] = lambda _: None,
+    end: Callable[[], None] = lambda: None,
 ) -> T:
     """`make(store)`, run on another thread over a store that can be left.
 
     check: called many times a second; what it raises ends the wait, as an interrupt does.
-    discard: called with what `make` gives although nobody waits any more.
+    discard: called with what `make` gives although nobody waits any more. end: called when nobody
+    does, for `make` to end soon where it can: its thread must not come back while the interpreter
+    ends.
     """
     connecting = _Connecting(make, store, discard)
     try:
@@ -133,4 +136,5 @@ def connect(
         return connecting.result()
     except BaseException:
         connecting.leave()
+        end()
         raise

@@ -252,11 +252,13 @@ class _Opening:
     def _open_link(self, fault: Callable[[], _core.ErrorInfo | None]) -> _torch_driver.TorchLink:
         """Called by the core."""
         timeout_s = min(self._left_s(), _CONNECT_TIMEOUT_S)  # all ranks have come
+        ender = _torch_driver.LinkEnder()
         return connect(
-            lambda store: _torch_driver.open_link(self._group, store, timeout_s),
+            lambda store: _torch_driver.open_link(self._group, store, timeout_s, ender.add),
             self._keys("link"),
             lambda: self._check(fault),
             _torch_driver.TorchLink.close,
+            ender.end,
         )
 
     def _keys(self, name: str) -> dist.Store:

@@ -324,13 +324,40 @@ class _Hello:
         return self.memory
 
 
-def open_link(group: dist.ProcessGroup, store: dist.Store, timeout_s: float) -> TorchLink:
+class LinkEnder:
+    """Ends the making of a link from another thread, from when there is one."""
+
+    def __init__(self) -> None:
+        self._links: list[TorchLink] = []
+        self._is_ended = False
+
+    def add(self, link: TorchLink) -> None:
+        self._links.append(link)
+        if self._is_ended:
+            link.abort()
+
+    def end(self) -> None:
+        self._is_ended = True
+        for link in self._links:
+            link.abort()
+
+
+def open_link(
+    group: dist.ProcessGroup,
+    store: dist.Store,
+    timeout_s: float,
+    made: Callable[[TorchLink], None] = lambda _: None,
+) -> TorchLink:
     """The link of one State over the ranks of `group` (2 or more), over keys of `store` that nobody
     else uses. A collective call. UnsupportedError, PeerLostError, DeadlineError, RuntimeError of
-    torch."""
+    torch.
+
+    made: called with the link before its first message; its `abort` ends what is waited for then.
+    """
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     wire = open_wire(group, store, timeout_s)
     link = TorchLink(wire, rank, size)
+    made(link)
     try:
         link.greet(timeout_s)
     except RuntimeError as why:

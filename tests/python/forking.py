@@ -143,6 +143,7 @@ def _run_rank(path: Path) -> None:
     for target, source in ((0, nothing), (1, log), (2, log)):
         os.dup2(source, target)
     faulthandler.register(signal.SIGUSR1)
+    faulthandler.enable()
     job = pickle.loads(path.read_bytes())
     setup: Setup = job["setup"]
     os.environ.update(setup.environment(job["rank"]))
@@ -228,6 +229,7 @@ class Forks:
             self._imported = words["ready"]
         elif "forked" in words:
             self._forked.append(words["forked"])
+            self._ended.pop(words["forked"], None)  # of an earlier process with this number
         else:
             self._ended[words["ended"]] = (words["code"], words["at"])
 
