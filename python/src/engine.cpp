@@ -30,10 +30,6 @@ namespace zensync::python {
 namespace {
 
 constexpr std::chrono::milliseconds kLastWait{1000};
-/// How long an opening that failed waits to hear from the control connections who is gone, and
-/// then for what the other ranks call it.
-constexpr std::chrono::milliseconds kAsk{1000};
-constexpr std::chrono::milliseconds kSettle{2000};
 
 class EngineHandle {
  public:
@@ -121,8 +117,8 @@ Error Opening::explain(const Error& own, Control& control) {
       may_be_a_peer = false;
     }
   }
-  if (may_be_a_peer) static_cast<void>(control.await_fault(kAsk));
-  const Status fault = control.settle(kSettle);
+  if (may_be_a_peer) static_cast<void>(control.await_fault(kAskLimit));
+  const Status fault = control.settle(kSettleLimit);
   if (fault.ok()) return own;
   raised = nullptr;
   return fault.error();

@@ -8,9 +8,9 @@ for longer, and what it makes in the end is dropped.
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from datetime import timedelta
 from typing import Any, Generic, TypeVar
 
@@ -30,7 +30,7 @@ class _LeftError(RuntimeError):
 
 
 class _LeavableStore(dist.Store):
-    """`store`, whose waits end with `check`'s exception. Torch calls it without the GIL's help."""
+    """`store`, whose waits end with `check`'s exception. For calls of torch's C++."""
 
     def __init__(self, store: dist.Store, check: Callable[[], None]) -> None:
         super().__init__()
@@ -57,18 +57,13 @@ class _LeavableStore(dist.Store):
 
 
 class _Connecting(Generic[T]):
-    """One call of `make`, on a thread of its own."""
+    """One call of `make`, on a thread of its own; `future` has what it gives or raises."""
 
-    def __init__(
-        self, make: Callable[[dist.Store], T], store: dist.Store, discard: Callable[[T], None]
-    ) -> None:
-        self._make, self._discard = make, discard
+    def __init__(self, make: Callable[[dist.Store], T], store: dist.Store) -> None:
+        self.future: Future[T] = Future()
+        self._make = make
         self._store = _LeavableStore(store, self._check)
-        self._lock = threading.Lock()  # for what follows
         self._is_left = False
-        self._made: list[T] = []
-        self._raised: BaseException | None = None
-        self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="zensync-connect", daemon=True)
         self._thread.start()
 
@@ -78,36 +73,13 @@ class _Connecting(Generic[T]):
 
     def _run(self) -> None:
         try:
-            made = self._make(self._store)
+            self.future.set_result(self._make(self._store))
         except BaseException as why:
-            self._raised = why
-        else:
-            with self._lock:
-                is_left = self._is_left
-                if not is_left:
-                    self._made.append(made)
-            if is_left:
-                with contextlib.suppress(RuntimeError):
-                    self._discard(made)
-        self._ended.set()
-
-    def wait(self, seconds: float) -> bool:
-        """Whether it has ended."""
-        return self._ended.wait(seconds)
-
-    def result(self) -> T:
-        """Once it has ended."""
-        if self._raised is not None:
-            raise self._raised
-        return self._made.pop()
+            self.future.set_exception(why)
 
     def leave(self) -> None:
-        with self._lock:
-            self._is_left = True
-            made, self._made = self._made, []
+        self._is_left = True
         _exit.register_worker(self)  # until its thread ends, that of the interpreter waits a while
-        for one in made:
-            self._discard(one)
 
     def join(self, timeout_s: float) -> bool:
         """Whether the thread has ended within `timeout_s`."""
@@ -119,21 +91,19 @@ def connect(
     make: Callable[[dist.Store], T],
     store: dist.Store,
     check: Callable[[], None],
-    discard: Callable[[T], None] = lambda _: None,
     end: Callable[[], None] = lambda: None,
 ) -> T:
     """`make(store)`, run on another thread over a store that can be left.
 
     check: called many times a second; what it raises ends the wait, as an interrupt does.
-    discard: called with what `make` gives although nobody waits any more. end: called when nobody
-    does, for `make` to end soon where it can: its thread must not come back while the interpreter
-    ends.
+    end: called when nobody waits any more, for `make` to end soon where it can: its thread must not
+    come back while the interpreter ends.
     """
-    connecting = _Connecting(make, store, discard)
+    connecting = _Connecting(make, store)
     try:
-        while not connecting.wait(_CHECK_S):
+        while not wait([connecting.future], _CHECK_S).done:
             check()
-        return connecting.result()
+        return connecting.future.result()
     except BaseException:
         connecting.leave()
         end()

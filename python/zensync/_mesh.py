@@ -257,7 +257,6 @@ class _Opening:
             lambda store: _torch_driver.open_link(self._group, store, timeout_s, ender.add),
             self._keys("link"),
             lambda: self._check(fault),
-            _torch_driver.TorchLink.close,
             ender.end,
         )
 
@@ -288,11 +287,15 @@ class _Opening:
     def _open_dense(self, engine: _core.Engine, deadline_s: float) -> DenseGroup:
         if self._size == 1:
             return DenseGroup(None, engine, self._rank, self._size, deadline_s)
-        self._attempt.meet(self._left_s(), lambda: self._check(lambda: engine.error))
+
+        def check() -> None:
+            self._check(lambda: engine.error)
+
+        self._attempt.meet(self._left_s(), check)
         timeout_s = min(deadline_s, _CONNECT_TIMEOUT_S)  # all ranks have come
         gloo = connect(
             lambda store: _torch_compat.make_gloo(store, self._rank, self._size, timeout_s),
             self._keys("dense"),
-            lambda: self._check(lambda: engine.error),
+            check,
         )
         return DenseGroup(gloo, engine, self._rank, self._size, deadline_s)

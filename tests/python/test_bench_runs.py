@@ -119,6 +119,20 @@ def is_running(pid: int) -> bool:
         return False
 
 
+def struck(child, number, count, after_s):
+    """Signals a launcher a while after its `count` ranks were started; the ranks, what it said."""
+    try:
+        until = time.monotonic() + 20
+        while len(ranks := children_of(child.pid)) < count and time.monotonic() < until:
+            time.sleep(0.02)
+        time.sleep(after_s)
+        child.send_signal(number)
+        return ranks, child.communicate(timeout=10)[0]
+    finally:
+        child.kill()
+        child.wait()
+
+
 @pytest.mark.parametrize(
     ("number", "status", "slow"),
     [(signal.SIGINT, 130, True), (signal.SIGTERM, 143, False), (signal.SIGKILL, -9, False)],
@@ -132,16 +146,7 @@ def test_an_interrupted_run_leaves_nothing(number, status, slow, tmp_path):
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         env=WITHOUT_TORCHRUN | {"TMPDIR": str(tmp_path)},
     )  # fmt: skip
-    try:
-        until = time.monotonic() + 20
-        while len(ranks := children_of(child.pid)) < 2 and time.monotonic() < until:
-            time.sleep(0.02)
-        time.sleep(0.3)
-        child.send_signal(number)
-        said = child.communicate(timeout=10)[0]
-    finally:
-        child.kill()
-        child.wait()
+    ranks, said = struck(child, number, 2, 0.3)
     assert len(ranks) == 2
     assert child.returncode == status, said
     until = time.monotonic() + 5
@@ -162,16 +167,8 @@ def test_an_interrupted_run_of_failures_leaves_nothing(number, status, tmp_path)
         [sys.executable, "-m", "zensync", "bench", "--failures"],
         stdout=subprocess.DEVNULL, env=WITHOUT_TORCHRUN | {"TMPDIR": str(tmp_path)},
     )  # fmt: skip
-    try:
-        until = time.monotonic() + 20
-        while len(ranks := children_of(child.pid)) < 3 and time.monotonic() < until:
-            time.sleep(0.02)
-        time.sleep(1.0)
-        child.send_signal(number)
-        assert child.wait(10) == status
-    finally:
-        child.kill()
-        child.wait()
+    ranks, _ = struck(child, number, 3, 1.0)
+    assert child.returncode == status
     assert len(ranks) == 3
     until = time.monotonic() + 15  # a rank that is just starting sees its parent gone
     while any(map(is_running, ranks)) and time.monotonic() < until:

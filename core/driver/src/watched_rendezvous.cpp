@@ -2,6 +2,7 @@
 // Waits are cut into slices, between which the control connections are asked. Owns nothing.
 #include <algorithm>
 
+#include "mesh_records.hpp"
 #include "zensync/driver/control.hpp"
 
 namespace zensync {
@@ -20,9 +21,9 @@ class WatchedRendezvous final : public Rendezvous {
     const auto until = Clock::now() + timeout;
     for (;;) {
       if (Status fault = control_.fault(); !fault.ok()) return fault.error();
-      const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now());
+      const auto left = driver::left_until(until);
       const bool is_last = left <= kSlice;
-      auto text = inner_.wait(key, std::clamp(left, std::chrono::milliseconds(0), kSlice));
+      auto text = inner_.wait(key, std::min(left, kSlice));
       if (text.ok() || is_last || text.error().kind != ErrorKind::kDeadline) return text;
     }
   }

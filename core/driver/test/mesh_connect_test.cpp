@@ -3,16 +3,13 @@
 // written for them.
 #include <gtest/gtest.h>
 
+#include <optional>
+
 #include "strangers.hpp"
 #include "worlds.hpp"
 
 namespace zensync::test {
 namespace {
-
-class MeshConnectTest : public ::testing::Test {
- protected:
-  TemporaryFolder folder_;
-};
 
 /// A record with another port.
 std::string with_port(const std::string& record, int port) {
@@ -20,6 +17,27 @@ std::string with_port(const std::string& record, int port) {
   const std::string old = "\n" + std::to_string(port_of(record)) + "\n";
   return text.replace(text.find(old), old.size(), "\n" + std::to_string(port) + "\n");
 }
+
+class MeshConnectTest : public ::testing::Test {
+ protected:
+  /// Where rank `self` of two meets the other, which publishes itself at `port` right after it.
+  WatchedRendezvous& meet_at(int self, int port) {
+    const auto key_of = [](int rank) { return "mesh/rank/" + std::to_string(rank); };
+    files_ = make_file_rendezvous(folder_.path());
+    const auto publish = [=, this](const std::string& key, const std::string& value) {
+      if (key != key_of(self)) return;
+      ASSERT_TRUE(files_->set(key_of(1 - self), with_port(value, port)).ok());
+      if (self == 0) return;  // it publishes the token itself
+      ASSERT_TRUE(files_->set("mesh/token", std::string(32, 'a')).ok());
+    };
+    return rendezvous_.emplace(*files_, publish);
+  }
+
+ private:
+  TemporaryFolder folder_;
+  std::unique_ptr<Rendezvous> files_;
+  std::optional<WatchedRendezvous> rendezvous_;
+};
 
 void expect_unreachable(const Result<std::unique_ptr<Driver>>& opened, int peer, int port) {
   ASSERT_FALSE(opened.ok());
@@ -32,12 +50,7 @@ void expect_unreachable(const Result<std::unique_ptr<Driver>>& opened, int peer,
 
 TEST_F(MeshConnectTest, AnAddressThatNeverAnswersIsUnsupported) {
   const SilentListener silent;
-  auto files = make_file_rendezvous(folder_.path());
-  WatchedRendezvous rendezvous(*files, [&](const std::string& key, const std::string& value) {
-    if (key != "mesh/rank/1") return;
-    ASSERT_TRUE(files->set("mesh/rank/0", with_port(value, silent.port())).ok());
-    ASSERT_TRUE(files->set("mesh/token", std::string(32, 'a')).ok());
-  });
+  WatchedRendezvous& rendezvous = meet_at(1, silent.port());
   auto options = mesh_options(1, 2);
   options.connect_timeout = 300ms;
   const auto start = Clock::now();
@@ -48,11 +61,7 @@ TEST_F(MeshConnectTest, AnAddressThatNeverAnswersIsUnsupported) {
 }
 
 TEST_F(MeshConnectTest, ARankThatCannotConnectIsUnsupported) {
-  auto files = make_file_rendezvous(folder_.path());
-  WatchedRendezvous rendezvous(*files, [&](const std::string& key, const std::string& value) {
-    if (key != "mesh/rank/0") return;
-    ASSERT_TRUE(files->set("mesh/rank/1", with_port(value, 9)).ok());
-  });
+  WatchedRendezvous& rendezvous = meet_at(0, 9);
   auto options = mesh_options(0, 2);
   options.connect_timeout = 300ms;
   expect_unreachable(open_native_mesh(options, rendezvous), 1, 9);
@@ -66,23 +75,14 @@ void expect_refused_soon(const NativeMeshOptions& options, Rendezvous& rendezvou
 }
 
 TEST_F(MeshConnectTest, ALowerRankThatRefusesIsGivenUpSoon) {
-  auto files = make_file_rendezvous(folder_.path());
-  WatchedRendezvous rendezvous(*files, [&](const std::string& key, const std::string& value) {
-    if (key != "mesh/rank/1") return;
-    ASSERT_TRUE(files->set("mesh/rank/0", with_port(value, 9)).ok());
-    ASSERT_TRUE(files->set("mesh/token", std::string(32, 'a')).ok());
-  });
+  WatchedRendezvous& rendezvous = meet_at(1, 9);
   auto options = mesh_options(1, 2);
   options.connect_timeout = 60s;
   expect_refused_soon(options, rendezvous, 0);
 }
 
 TEST_F(MeshConnectTest, AHigherRankThatRefusesIsGivenUpSoon) {
-  auto files = make_file_rendezvous(folder_.path());
-  WatchedRendezvous rendezvous(*files, [&](const std::string& key, const std::string& value) {
-    if (key != "mesh/rank/0") return;
-    ASSERT_TRUE(files->set("mesh/rank/1", with_port(value, 9)).ok());
-  });
+  WatchedRendezvous& rendezvous = meet_at(0, 9);
   auto options = mesh_options(0, 2);
   options.connect_timeout = 60s;
   expect_refused_soon(options, rendezvous, 1);
@@ -91,11 +91,7 @@ TEST_F(MeshConnectTest, AHigherRankThatRefusesIsGivenUpSoon) {
 /// Control: a rank that accepts is waited for, although it is slow.
 TEST_F(MeshConnectTest, ARankThatAcceptsIsWaitedForLongerThanOneThatRefuses) {
   const SilentListener slow;
-  auto files = make_file_rendezvous(folder_.path());
-  WatchedRendezvous rendezvous(*files, [&](const std::string& key, const std::string& value) {
-    if (key != "mesh/rank/0") return;
-    ASSERT_TRUE(files->set("mesh/rank/1", with_port(value, slow.port())).ok());
-  });
+  WatchedRendezvous& rendezvous = meet_at(0, slow.port());
   auto options = mesh_options(0, 2);
   options.connect_timeout = 3s;
   const auto start = Clock::now();
@@ -104,13 +100,8 @@ TEST_F(MeshConnectTest, ARankThatAcceptsIsWaitedForLongerThanOneThatRefuses) {
 }
 
 TEST_F(MeshConnectTest, AReasonToGiveUpEndsConnecting) {
-  auto files = make_file_rendezvous(folder_.path());
   const SilentListener silent;
-  WatchedRendezvous rendezvous(*files, [&](const std::string& key, const std::string& value) {
-    if (key != "mesh/rank/1") return;
-    ASSERT_TRUE(files->set("mesh/rank/0", with_port(value, silent.port())).ok());
-    ASSERT_TRUE(files->set("mesh/token", std::string(32, 'a')).ok());
-  });
+  WatchedRendezvous& rendezvous = meet_at(1, silent.port());
   int asked = 0;
   rendezvous.on_check([&]() -> Status {
     if (++asked < 3) return {};

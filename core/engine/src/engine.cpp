@@ -21,12 +21,6 @@
 namespace zensync {
 namespace {
 
-/// How long an error waits for what the other ranks call it.
-constexpr std::chrono::milliseconds kSettle{2000};
-/// How long a lost peer waits for what the control connections say; they know within a tenth of it,
-/// and the network's delay.
-constexpr std::chrono::milliseconds kAsk{1000};
-
 /// An error that needs no memory: so short a text is kept inside the string.
 Error out_of_memory() noexcept {
   Error error;
@@ -177,7 +171,7 @@ class ThreadedEngine final : public Engine {
   Status fail(const Error& own) noexcept {
     Status settled;
     attempt([&] {
-      if (const auto control = held(control_)) settled = control->settle(kSettle);
+      if (const auto control = held(control_)) settled = control->settle(kSettleLimit);
     });
     std::lock_guard lock(mutex_);
     if (!settled.ok()) {
@@ -251,7 +245,7 @@ class ThreadedEngine final : public Engine {
   /// one must not be the first to blame it: the control connections know who is gone.
   void ask_why() noexcept {
     attempt([&] {
-      if (const auto control = held(control_)) static_cast<void>(control->await_fault(kAsk));
+      if (const auto control = held(control_)) static_cast<void>(control->await_fault(kAskLimit));
     });
   }
 

@@ -4,7 +4,6 @@
 #include "minority.hpp"
 
 #include <algorithm>
-#include <cstring>
 #include <map>
 #include <string>
 

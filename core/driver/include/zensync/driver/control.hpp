@@ -34,6 +34,11 @@ struct ControlOptions {
   bool has_connections = true;
 };
 
+/// For whoever fails beside control connections: how long a lost peer waits for what they say (they
+/// know within a tenth of it, and the network's delay), and an error for what all ranks call it.
+inline constexpr std::chrono::milliseconds kAskLimit{1000};
+inline constexpr std::chrono::milliseconds kSettleLimit{2000};
+
 class Control {
  public:
   /// Called on the control's thread. final: no rank will name another fault from now on.
