@@ -228,6 +228,16 @@ void abort(const EngineHandle& self, const ErrorInfo& why) {
   self.engine().abort(from_info(why));
 }
 
+nb::object settled(const EngineHandle& self) {
+  Engine& engine = self.engine();
+  Status status;
+  {
+    nb::gil_scoped_release release;
+    status = engine.settled();
+  }
+  return to_object(status);
+}
+
 void begin_dense(const EngineHandle& self, const std::string& name) {
   Engine& engine = self.engine();
   nb::gil_scoped_release release;
@@ -257,6 +267,7 @@ void bind_engine(nb::module_& module) {
            nb::arg("starts_dense"))
       .def_prop_ro("error",
                    [](const EngineHandle& self) { return to_object(self.engine().status()); })
+      .def("settled", &settled, "As `error`, once all ranks agree on what they call it.")
       .def_prop_ro("wire_count", &wire_count, "Bytes (sent, received) by exchanges so far.")
       .def("begin_dense", &begin_dense, nb::arg("name"))
       .def("end_dense", &end_dense)

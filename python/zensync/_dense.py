@@ -48,7 +48,7 @@ def await_fault(
     until = time.monotonic() + timeout_s
     while engine.error is None and time.monotonic() < until and not is_cancelled():
         time.sleep(_SPIN_S)
-    known = engine.error
+    known = engine.settled()
     return None if known is None else make_error(known)
 
 

@@ -266,7 +266,7 @@ class State:
     def _settled(self, error: Error) -> Error:
         """The error that all ranks name: `error` itself where it says the same, perhaps with words
         before it (of a job that came after the error)."""
-        known = self._engine.error
+        known = self._engine.settled()
         if known is None:
             return error
         told = make_error(known)

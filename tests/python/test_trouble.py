@@ -332,3 +332,32 @@ def body_all_fail_alike(rank, size):
 def test_ranks_that_fail_alike_at_once_name_one():
     culprits = {one for both in run_ranks(3, body_all_fail_alike) for one in both}
     assert len(culprits) == 1, culprits
+
+
+def body_one_word_of_all(rank, size):
+    """What a peer said first is not the error where all ranks settled on another."""
+    state = zensync.State()
+    engine = state._engine
+
+    class Settling:
+        error = zensync._core.ErrorInfo("mismatch", "the same text")
+
+        def settled(self):
+            return engine_error("the same text", 0)
+
+    def engine_error(text, culprit):
+        info = zensync._core.ErrorInfo("mismatch", text)
+        info.culprit = culprit
+        return info
+
+    Settling.error.culprit = 1
+    state._engine = Settling()
+    own = zensync.MismatchError("the same text", culprit=1)
+    settled = state._settled(own)
+    state._engine = engine
+    state.close()
+    return settled.culprit
+
+
+def test_what_a_peer_says_first_is_not_yet_the_error():
+    assert run_ranks(1, body_one_word_of_all) == [0]

@@ -99,6 +99,11 @@ class ThreadedEngine final : public Engine {
     return failed_;
   }
 
+  Status settled() noexcept override {
+    const Status known = guarded([this] { return status(); });
+    return known.ok() ? known : fail(known.error());
+  }
+
   WireCount wire_count() const override {
     std::lock_guard lock(mutex_);
     return wire_count_;
@@ -164,7 +169,8 @@ class ThreadedEngine final : public Engine {
     if (failed_.ok() || final) failed_ = why;
     if (driver_ == nullptr || aborting_.joinable()) return;
     const BlockedSignals blocked;
-    aborting_ = std::thread([driver = driver_, why] { driver->abort(why); });
+    aborting_ =
+        std::thread([driver = driver_, why] { attempt([&driver, &why] { driver->abort(why); }); });
   }
 
   /// Makes `own`, or what all ranks call it, the error of this engine; returns that.

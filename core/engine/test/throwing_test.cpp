@@ -20,6 +20,8 @@ struct Seen {
   std::atomic<int> aborts{0};
   std::atomic<int> jobs_begun{0};
   std::atomic<int> jobs_ended{0};
+  Control::Faults tell;
+  Status truth;
 };
 
 class PoorDriver final : public Driver {
@@ -53,7 +55,7 @@ class PoorControl final : public Control {
   PoorControl(const Topology& topology, unsigned where, Seen& seen)
       : topology_(topology), where_(where), seen_(seen) {}
   const Topology& topology() const override { return topology_; }
-  void start(Faults) override {}
+  void start(Faults faults) override { seen_.tell = std::move(faults); }
   Status fault() const override { return {}; }
   Status await_fault(milliseconds) override { return {}; }
   void begin_job(const std::string&) override { ++seen_.jobs_begun; }
@@ -67,7 +69,7 @@ class PoorControl final : public Control {
   }
   Status settle(milliseconds) override {
     if ((where_ & kSettle) != 0) throw std::bad_alloc();
-    return {};
+    return seen_.truth;
   }
   Rank behind() const override { return Rank{-1}; }
   std::vector<std::string> take_notices() override { return {}; }
@@ -134,6 +136,19 @@ TEST_P(Throwing, AnAbortIsTheErrorOfLaterJobs) {
   ASSERT_TRUE(wait_all(jobs)) << "a hang";
   EXPECT_EQ(jobs[0]->status().error().kind, ErrorKind::kMismatch);
   EXPECT_EQ(seen.aborts, 1);
+}
+
+/// A peer has reported a fault, and another rank was first: only `settled` is what all ranks say.
+TEST_P(Throwing, SettledIsWhatAllRanksSayAndStaysIt) {
+  Seen seen;
+  auto engine = poor_engine(GetParam(), seen);
+  EXPECT_TRUE(engine->settled().ok());
+  seen.tell(make_error(ErrorKind::kMismatch, "a word of one", Rank{1}), false);
+  seen.truth = make_error(ErrorKind::kMismatch, "the word of all", Rank{0});
+  EXPECT_EQ(engine->status().error().culprit, Rank{1});
+  const bool can_settle = (GetParam() & kSettle) == 0;
+  EXPECT_EQ(engine->settled().error().culprit, Rank{can_settle ? 0 : 1});
+  EXPECT_EQ(engine->status().error().culprit, Rank{can_settle ? 0 : 1});
 }
 
 INSTANTIATE_TEST_SUITE_P(Places, Throwing,

@@ -112,6 +112,9 @@ class Engine {
                               bool starts_dense) = 0;
   /// The first error of any job; ok while there was none. After an error every job fails with it.
   virtual Status status() const = 0;
+  /// As `status`, but what all ranks call it: until they have agreed, `status` may be one rank's
+  /// word for it. Waits for that at most two seconds after the error was known here.
+  virtual Status settled() noexcept = 0;
   virtual WireCount wire_count() const = 0;
   /// Ends the thread: waits for running jobs at most `timeout`, then aborts them. Idempotent.
   virtual void close(std::chrono::milliseconds timeout) = 0;
