@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -163,3 +164,24 @@ def coo_indices(tensor: torch.Tensor) -> torch.Tensor:
 def coo_values(tensor: torch.Tensor) -> torch.Tensor:
     """Values [entries, *dense shape] of a COO tensor, coalesced or not."""
     return tensor._values()
+
+
+def backward_id() -> int:
+    """A number of the backward that runs on this thread, another for each; −1 outside of any."""
+    return torch._C._current_graph_task_id()
+
+
+def at_backward_end(action: Callable[[], None]) -> None:
+    """Calls `action` once, when the backward that runs on this thread has ended well; what it
+    raises is raised by `backward()`. Only inside a backward."""
+    torch.autograd.Variable._execution_engine.queue_callback(action)
+
+
+def ignore_in_ddp(module: torch.nn.Module, names: list[str]) -> None:
+    """A DDP that is made of `module` later leaves these parameters alone (names as of
+    `named_parameters`)."""
+    ddp = torch.nn.parallel.DistributedDataParallel
+    known = list(getattr(module, "_ddp_params_and_buffers_to_ignore", []))
+    # For those of the module itself torch looks up both `name` and `.name`.
+    dotted = [f".{name}" for name in names if "." not in name]
+    ddp._set_params_and_buffers_to_ignore_for_model(module, sorted({*known, *names, *dotted}))

@@ -123,6 +123,66 @@ def test_keep_forever():
     assert sys.getrefcount(thing) == before + 1
 
 
+def test_end_of_a_backward():
+    seen = []
+    weight = torch.nn.Parameter(torch.ones(2))
+
+    def hook(parameter):
+        seen.append(compat.backward_id())
+        compat.at_backward_end(lambda: seen.append("end"))
+
+    weight.register_post_accumulate_grad_hook(hook)
+    assert compat.backward_id() == -1
+    for _ in range(2):
+        (weight * 2).sum().backward()
+        seen.append("returned")
+    assert seen[1:3] == seen[4:] == ["end", "returned"]
+    assert -1 < seen[0] < seen[3]
+
+
+def test_what_the_end_of_a_backward_raises():
+    weight = torch.nn.Parameter(torch.ones(2))
+
+    def end():
+        raise KeyError("from the end")
+
+    weight.register_post_accumulate_grad_hook(lambda _: compat.at_backward_end(end))
+    with pytest.raises(KeyError, match="from the end"):
+        weight.sum().backward()
+    assert weight.grad is not None
+
+
+class Rooted(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.own = torch.nn.Parameter(torch.ones(2))
+        self.part = torch.nn.Linear(2, 2)
+
+    def forward(self, rows):
+        return self.part(rows * self.own)
+
+
+def body_ignored(rank, size):
+    module = Rooted()
+    compat.ignore_in_ddp(module, ["own"])
+    compat.ignore_in_ddp(module, ["part.bias"])  # the first stays ignored
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.fill_(rank)
+    ddp = torch.nn.parallel.DistributedDataParallel(module)
+    ddp(torch.full((1, 2), 1.0 + rank)).sum().backward()
+    values = {name: one.flatten()[0].item() for name, one in module.named_parameters()}
+    everyone = [None] * size
+    dist.all_gather_object(everyone, module.part.weight.grad.tolist())
+    assert everyone[0] == everyone[1]
+    return values
+
+
+def test_what_ddp_ignores_it_leaves_alone():
+    one = run_ranks(2, body_ignored)[1]
+    assert one == {"own": 1.0, "part.weight": 0.0, "part.bias": 1.0}
+
+
 def test_private_names_are_in_one_file():
     """No other file of the package touches a name of torch that starts with an underscore."""
     package = Path(compat.__file__).parent
