@@ -1,7 +1,7 @@
 """Lossless sparse gradient synchronisation for PyTorch.
 
 `import zensync` needs no torch; what belongs to PyTorch is loaded when it is first used:
-`State`, `hook` (for `ddp.register_comm_hook`) and `all_reduce`.
+`attach`, `State`, `hook` (for `ddp.register_comm_hook`) and `all_reduce`.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from .errors import (
 )
 
 if TYPE_CHECKING:
+    from ._attach import attach as attach
     from .ddp_hook import hook as hook
     from .reduce import all_reduce as all_reduce
     from .state import State as State
@@ -36,11 +37,12 @@ __all__ = [
     "UnsupportedError",
     "__version__",
     "all_reduce",
+    "attach",
     "errors",
     "hook",
 ]
 
-_NEEDS_TORCH = ("State", "all_reduce", "hook")
+_NEEDS_TORCH = ("State", "all_reduce", "attach", "hook")
 
 
 def __getattr__(name: str) -> Any:

@@ -7,6 +7,8 @@ can be a name.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 
 TABLE_MIN_ROWS = 4096
@@ -25,11 +27,19 @@ class ParameterNames:
         if isinstance(module, torch.nn.parallel.DistributedDataParallel):
             module = module.module
         self._tables = set()
+        others: set[int] = set()
         for name, parameter in module.named_parameters():
             self._known[id(parameter)] = (parameter, name)
         for part in module.modules():
-            if isinstance(part, torch.nn.Embedding | torch.nn.EmbeddingBag):
-                self._tables.add(id(part.weight))
+            is_embedding = isinstance(part, torch.nn.Embedding | torch.nn.EmbeddingBag)
+            found = self._tables if is_embedding else others
+            found.update(id(one) for one in part.parameters(recurse=False))
+        self._tables -= others  # tied to a dense layer, so dense
+
+    def learn(self, named: Iterable[tuple[str, torch.nn.Parameter]]) -> None:
+        """Names for parameters that came after the module was known."""
+        for name, parameter in named:
+            self._known.setdefault(id(parameter), (parameter, name))
 
     def name(self, parameter: torch.Tensor) -> str:
         """The name of a parameter; equal on all ranks that see parameters in the same order."""
@@ -46,7 +56,12 @@ class ParameterNames:
         """Whether it is a table: by the module where it is known, else by its shape."""
         if self._tables is not None:
             return id(parameter) in self._tables
-        if parameter.dim() != 2:
-            return False
-        rows, columns = parameter.shape
-        return rows >= TABLE_MIN_ROWS and rows >= TABLE_MIN_ASPECT * columns
+        return is_table_shape(parameter)
+
+
+def is_table_shape(parameter: torch.Tensor) -> bool:
+    """Whether its shape is that of a table: many rows, few columns."""
+    if parameter.dim() != 2:
+        return False
+    rows, columns = parameter.shape
+    return rows >= TABLE_MIN_ROWS and rows >= TABLE_MIN_ASPECT * columns

@@ -46,18 +46,30 @@ def hook(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.futures.Fut
     No callback on Gloo's future: it would run Python on a thread of Gloo, which aborts the process
     if that happens while the interpreter ends.
     """
-    buffer, size = bucket.buffer(), dist.get_world_size(group)
     try:
-        if buffer.layout == torch.sparse_coo:
-            dist.all_reduce(buffer, group=group)
-            return _finished(buffer / size)
-        buffer.mul_(1.0 / size)
-        dist.all_reduce(buffer, group=group)
-        return _finished(buffer)
+        return _finished(average(group, bucket.buffer()))
     except RuntimeError as why:
         failed = Pending(lambda: None)
         failed.end(None, as_error(why))
         return failed.future
+
+
+def average(group: dist.ProcessGroup, tensor: torch.Tensor) -> torch.Tensor:
+    """The mean over the ranks: `tensor` itself where it is dense-stored, as DDP does it."""
+    size = dist.get_world_size(group)
+    if tensor.layout != torch.sparse_coo:
+        tensor.mul_(1.0 / size)
+        dist.all_reduce(tensor, group=group)
+        return tensor
+    wide = tensor.float() if tensor.dtype in HALVES else tensor  # Gloo does not add those of COO
+    dist.all_reduce(wide, group=group)
+    return (wide / size).to(tensor.dtype)
+
+
+def largest(group: dist.ProcessGroup, vector: torch.Tensor) -> torch.Tensor:
+    """The largest entries over the ranks, in place."""
+    dist.all_reduce(vector, dist.ReduceOp.MAX, group=group)
+    return vector
 
 
 def _finished(value: torch.Tensor) -> torch.futures.Future[Any]:

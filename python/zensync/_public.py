@@ -1,7 +1,8 @@
 """The public names that need torch, for the lazy import in `zensync/__init__.py`."""
 
+from ._attach import attach
 from .ddp_hook import hook
 from .reduce import all_reduce
 from .state import State
 
-__all__ = ["State", "all_reduce", "hook"]
+__all__ = ["State", "all_reduce", "attach", "hook"]

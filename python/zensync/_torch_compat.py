@@ -177,6 +177,13 @@ def at_backward_end(action: Callable[[], None]) -> None:
     torch.autograd.Variable._execution_engine.queue_callback(action)
 
 
+def hidden_from_compiler(function: Any) -> Any:
+    """`function`, which `torch.compile` runs as it is. As `torch.compiler.disable`, which would
+    import the compiler, for a second or two."""
+    function._torchdynamo_disable = True
+    return function
+
+
 def ignore_in_ddp(module: torch.nn.Module, names: list[str]) -> None:
     """A DDP that is made of `module` later leaves these parameters alone (names as of
     `named_parameters`)."""

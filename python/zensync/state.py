@@ -7,6 +7,7 @@ ranks share, the State refuses jobs until it is made anew.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
@@ -91,6 +92,7 @@ class State:
         self._counts_lock = threading.Lock()
         self._counts = {"jobs": 0, "failed": 0}
         self._reports: dict[str, dict[str, Any]] = {}
+        self._no_sync: Callable[[], contextlib.AbstractContextManager[None]] | None = None
         self._jobs: list[_core.Job] = []  # of the call that is being made, under the lock
 
         def choose() -> dict[str, Any]:
@@ -126,6 +128,11 @@ class State:
         """The connections go with the State: a peer that still waits for this rank is told."""
         if not self._closed and not sys.is_finalizing():
             self.close()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
 
     # What the glue (`reduce.py`, `ddp_hook.py`) uses.
 
@@ -304,6 +311,19 @@ class State:
         result.update(sent_bytes=sent, received_bytes=received, dense_bytes=dense, sync_s=busy_s)
         result["tensors"] = {name: dict(report) for name, report in list(self._reports.items())}
         return result
+
+    def no_sync(self) -> contextlib.AbstractContextManager[None]:
+        """For accumulation: backward passes inside do not communicate, COO gradients are coalesced.
+
+        The next backward outside averages all that was added up. Of a State that `attach` returned.
+        """
+        if self._no_sync is None:
+            raise Error("no_sync() is for a State that zensync.attach returned; DDP has its own")
+        return self._no_sync()
+
+    def set_no_sync(self, enter: Callable[[], contextlib.AbstractContextManager[None]]) -> None:
+        """What `no_sync` does; for `attach`."""
+        self._no_sync = enter
 
     def flush(self) -> None:
         """Waits until every call made so far has ended. Raises none of their errors."""
