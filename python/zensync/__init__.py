@@ -1,7 +1,7 @@
 """Lossless sparse gradient synchronisation for PyTorch.
 
 `import zensync` needs no torch; what belongs to PyTorch is loaded when it is first used:
-`attach`, `State`, `hook` (for `ddp.register_comm_hook`) and `all_reduce`.
+`attach`, `State`, `hook` (for `ddp.register_comm_hook`), `all_reduce` and `clip_grad_norm_`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from .errors import (
 
 if TYPE_CHECKING:
     from ._attach import attach as attach
+    from ._clip import clip_grad_norm_ as clip_grad_norm_
     from .ddp_hook import hook as hook
     from .reduce import all_reduce as all_reduce
     from .state import State as State
@@ -38,11 +39,12 @@ __all__ = [
     "__version__",
     "all_reduce",
     "attach",
+    "clip_grad_norm_",
     "errors",
     "hook",
 ]
 
-_NEEDS_TORCH = ("State", "all_reduce", "attach", "hook")
+_NEEDS_TORCH = ("State", "all_reduce", "attach", "clip_grad_norm_", "hook")
 
 
 def __getattr__(name: str) -> Any:

@@ -1,8 +1,9 @@
 """The public names that need torch, for the lazy import in `zensync/__init__.py`."""
 
 from ._attach import attach
+from ._clip import clip_grad_norm_
 from .ddp_hook import hook
 from .reduce import all_reduce
 from .state import State
 
-__all__ = ["State", "all_reduce", "attach", "hook"]
+__all__ = ["State", "all_reduce", "attach", "clip_grad_norm_", "hook"]
