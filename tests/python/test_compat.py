@@ -183,6 +183,62 @@ def test_what_ddp_ignores_it_leaves_alone():
     assert one == {"own": 1.0, "part.weight": 0.0, "part.bias": 1.0}
 
 
+def body_own_client(rank, size):
+    store = compat.group_store(dist.group.WORLD)
+    clone = compat.own_client(store)
+    clone.set(f"from {rank}", "1")
+    store.wait([f"from {1 - rank}"], timedelta(seconds=20))  # the same keys
+    while isinstance(store, dist.PrefixStore):
+        store = store.underlying_store
+    return store is not clone
+
+
+def test_own_client():
+    assert all(run_ranks(2, body_own_client, store="tcp"))
+
+
+def test_own_dispatch():
+    class Own(torch.Tensor):
+        @classmethod
+        def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+            return function(*args, **(kwargs or {}))
+
+    plain = torch.ones(2)
+    assert not compat.has_own_dispatch(plain)
+    assert not compat.has_own_dispatch(torch.nn.Parameter(plain))
+    assert compat.has_own_dispatch(plain.as_subclass(Own))
+
+
+def test_hidden_from_the_compiler():
+    """A compiler that must trace everything refuses what is hidden; the control it traces."""
+
+    def control(rows):
+        return rows + 1
+
+    @compat.hidden_from_compiler
+    def hidden(rows):
+        return rows + 1
+
+    def compiled(function):
+        return torch.compile(lambda rows: function(rows) * 2, backend="eager", fullgraph=True)
+
+    assert compiled(control)(torch.zeros(1)).item() == 2.0
+    with pytest.raises(Exception, match="disable"):
+        compiled(hidden)(torch.zeros(1))
+
+
+def test_the_list_of_private_interfaces_is_whole():
+    text = (Path(__file__).parents[2] / "docs" / "torch_internals.md").read_text()
+    listed = {row.split("`")[1]: row for row in text.splitlines() if row.startswith("| `")}
+    functions = re.findall(r"^def (\w+)", Path(compat.__file__).read_text(), re.MULTILINE)
+    assert sorted(listed) == sorted(functions)
+    tests = set(re.findall(r"^def (test_\w+)", Path(__file__).read_text(), re.MULTILINE))
+    for row in listed.values():
+        named = re.findall(r"`(test_\w+)`", row)
+        assert named, row
+        assert tests.issuperset(named), row
+
+
 def test_private_names_are_in_one_file():
     """No other file of the package touches a name of torch that starts with an underscore."""
     package = Path(compat.__file__).parent
