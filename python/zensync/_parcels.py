@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import torch
 
+from ._tensors import dense_of
 from ._worker import Pending
 
 ALONE_BYTES = 1 << 20  # dense-stored gradients from here on are sent from where they lie
@@ -112,7 +113,7 @@ class CooParcel(Parcel):
         slot = self.slots[0]
         form, value = forms[slot], self.wait()
         if form is not None:
-            _set_gradient(slot.parameter, value if form else value.to_dense(), form)
+            _set_gradient(slot.parameter, value if form else dense_of(value), form)
 
 
 class DenseParcel(Parcel):
@@ -145,7 +146,7 @@ class DenseParcel(Parcel):
             if gradient is None:
                 view.zero_()
             elif gradient.layout == torch.sparse_coo:
-                view.copy_(_real(gradient.detach().to_dense()))
+                view.copy_(_real(dense_of(gradient.detach())))
             else:
                 view.copy_(_real(gradient.detach()))
         return self._buffer
@@ -215,7 +216,7 @@ def _as_coo(parameter: torch.nn.Parameter, sparse_dim: int) -> torch.Tensor:
     if gradient.layout == torch.sparse_coo:
         if gradient.sparse_dim() == sparse_dim:
             return gradient
-        gradient = gradient.to_dense()
+        gradient = dense_of(gradient)
     return gradient.to_sparse(sparse_dim)
 
 

@@ -206,3 +206,13 @@ class CooParts:
         rows = member.nonzero().reshape(-1)
         values = dense[rows].to(self.values.dtype)
         return self.assemble(rows, values.reshape(len(rows), *self.shape[self.sparse_dim :]))
+
+
+def dense_of(tensor: torch.Tensor) -> torch.Tensor:
+    """A COO tensor as a dense-stored one, duplicates added up.
+
+    Not `to_dense`, which gives zeros (torch 2.13) where values are expanded, as the gradient of a
+    table with one column is when a single row of it was used.
+    """
+    whole = CooParts.of(tensor).dense()
+    return whole.reshape(tensor.shape).to(tensor.dtype)
