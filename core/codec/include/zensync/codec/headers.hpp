@@ -26,9 +26,10 @@ enum class MessageKind : std::uint8_t {
   kReturn = 5,  ///< recursive doubling: the result, to a rank that was folded away
   kRingReduce = 6,
   kRingGather = 7,
-  kAgree = 8,  ///< headers only: what comes next goes through a dense all-reduce
+  kAgree = 8,    ///< headers only: what comes next goes through a dense all-reduce
+  kScatter = 9,  ///< reduce_scatter: units for the rank that is given as their owner
 };
-inline constexpr int kMaxMessageKind = 8;
+inline constexpr int kMaxMessageKind = 9;
 
 /// How the index of a message is written.
 enum class IndexCodec : std::uint8_t {
