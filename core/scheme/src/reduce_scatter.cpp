@@ -72,6 +72,7 @@ Status add_units(SchemeContext& context, const Partition& partition, ShardCounts
     order.push_back(&work.sets[index]);
   }
   work.adder.add(*context.kernels, order, context.plan.width, context.spec.dtype, work.sums);
+  counts.shard_units = work.sums.units();
   finish_set(context, work.sums, work.final_values);
   return {};
 }

@@ -61,6 +61,14 @@ struct MessageHeader {
 };
 static_assert(sizeof(MessageHeader) == 48);
 
+/// What the caller asked for. A byte of each job header, so that ranks that ask for different
+/// things are told which.
+enum class JobCall : std::uint8_t {
+  kAllReduce = 0,
+  kScatterRows = 1,     ///< reduce_scatter, layout "rows"
+  kScatterColumns = 2,  ///< reduce_scatter, layout "columns"
+};
+
 /// 64 bytes that say what the sender believes the job to be.
 struct JobHeader {
   std::uint64_t key = 0;  ///< key_of(name)
@@ -72,7 +80,8 @@ struct JobHeader {
   DType dtype = DType::kF32;
   Layout layout = Layout::kDense;
   ReduceOp op = ReduceOp::kSum;
-  std::uint8_t reserved[3] = {};
+  JobCall call = JobCall::kAllReduce;
+  std::uint8_t reserved[2] = {};
   std::uint32_t probe_rows = 0;  ///< rows sampled for the probe; 0: no probe
   std::uint32_t probe_nonzero_rows = 0;
   std::uint32_t probe_nonzero_elems = 0;
