@@ -18,6 +18,10 @@ std::string call_text(JobCall call) {
       return "reduce_scatter(layout=\"rows\")";
     case JobCall::kScatterColumns:
       return "reduce_scatter(layout=\"columns\")";
+    case JobCall::kGatherRows:
+      return "all_gather_rows(layout=\"rows\")";
+    case JobCall::kGatherColumns:
+      return "all_gather_rows(layout=\"columns\")";
   }
   return "unknown (" + std::to_string(static_cast<int>(call)) + ")";
 }

@@ -77,6 +77,7 @@ Status Runner::run(JobState& job) {
     const WatchedJob watched(control_, name_of(job));
     status = job.is_agreement             ? run_agreement(job)
              : job.spec.shard.has_value() ? run_shard(job)
+             : job.spec.rows.has_value()  ? run_rows(job)
                                           : run_tensor(job);
     if (status.ok()) status = late(driver_.flush(deadline_));
   }
@@ -251,6 +252,56 @@ Status Runner::run_shard(JobState& job) {
   if (Status status = drive(task, {&context.job, 1}); !status.ok()) return status;
   for (const std::uint64_t units : report.shard.sent_units) report.units += units;
   report.union_units = report.shard.shard_units;
+  return {};
+}
+
+/// What this rank alone can find wrong with a row gather; then its width.
+Result<std::uint64_t> Runner::check_rows(const JobSpec& job, const TensorSpec& table) const {
+  if (Status status = preparer_.check(job); !status.ok()) return status.error();
+  const auto* shard = std::get_if<DenseView>(&job.input);
+  if (shard == nullptr) {
+    return make_error(ErrorKind::kUnsupported, "a shard is a dense-stored tensor");
+  }
+  const RowsView& wanted = *job.rows;
+  const auto width = shard_width(table, driver_.size(), wanted.layout);
+  if (!width.ok()) return width;
+  const std::uint64_t elems = shard_elems(table, driver_.size(), driver_.rank(), wanted.layout);
+  if (shard->rows * shard->row_elems < elems) {
+    return make_error(ErrorKind::kInvalid,
+                      "this rank's shard has " + std::to_string(shard->rows * shard->row_elems) +
+                          " elements, but its part of the table " + std::to_string(elems));
+  }
+  const Status ids = check_ids({wanted.ids, wanted.ids_count}, table.rows);
+  if (!ids.ok()) return ids.error();
+  const std::uint64_t bytes = wanted.ids_count * table.row_elems * dtype_bytes(table.dtype);
+  const Status status = check_output(wanted.output, bytes, *shard);
+  if (!status.ok()) return status.error();
+  return width;
+}
+
+Status Runner::run_rows(JobState& job) {
+  const RowsView& wanted = *job.spec.rows;
+  const TensorSpec table{wanted.rows, wanted.row_elems, spec_of(job.spec).dtype, Layout::kDense};
+  const auto width = check_rows(job.spec, table);
+  if (!width.ok()) {
+    Error why = width.error();
+    why.culprit = driver_.rank();
+    return why;
+  }
+  const bool rows = wanted.layout == ShardLayout::kRows;
+  SchemeContext context = context_of(job.spec.name, table, ReduceOp::kSum);
+  context.plan.width = width.value();
+  context.job.call = rows ? JobCall::kGatherRows : JobCall::kGatherColumns;
+  context.job.plan_digest = plan_digest(context.plan);
+  JobReport& report = job.result.report;
+  report.call = context.job.call;
+  report.width = context.plan.width;
+  RowRequest request{
+      wanted.layout, std::get<DenseView>(job.spec.input).data, {}, wanted.output, &report.shard};
+  if (wanted.ids_count != 0) request.ids = {wanted.ids, wanted.ids_count};
+  SchemeTask task = gather_rows(context, request);
+  if (Status status = drive(task, {&context.job, 1}); !status.ok()) return status;
+  report.units = report.shard.shard_units;
   return {};
 }
 

@@ -10,6 +10,7 @@
 #include <tuple>
 
 #include "group.hpp"
+#include "tables.hpp"
 #include "worlds.hpp"
 
 namespace zensync::test {
@@ -25,14 +26,21 @@ struct Way {
   SchemeId scheme;
   std::uint64_t max_bytes = 0;
   bool is_agreement = false;
+  std::optional<ShardLayout> shard = std::nullopt;  ///< a reduce-scatter
+  bool gathers = false;                             ///< in place of it, rows of shards
   friend std::ostream& operator<<(std::ostream& out, const Way& way) { return out << way.name; }
 };
-constexpr Way kWays[] = {{"balanced", SchemeId::kBalanced},
-                         {"balanced_chunked", SchemeId::kBalanced, 4800},
-                         {"recursive_doubling", SchemeId::kRecursiveDoubling},
-                         {"agsparse", SchemeId::kAgSparse},
-                         {"dense_ring", SchemeId::kDenseRing},
-                         {"agreement", SchemeId::kBalanced, 0, true}};
+constexpr Way kWays[] = {
+    {"balanced", SchemeId::kBalanced},
+    {"balanced_chunked", SchemeId::kBalanced, 4800},
+    {"recursive_doubling", SchemeId::kRecursiveDoubling},
+    {"agsparse", SchemeId::kAgSparse},
+    {"dense_ring", SchemeId::kDenseRing},
+    {"agreement", SchemeId::kBalanced, 0, true},
+    {"scatter_rows", SchemeId::kBalanced, 0, false, ShardLayout::kRows},
+    {"scatter_columns", SchemeId::kBalanced, 0, false, ShardLayout::kColumns},
+    {"gather_rows", SchemeId::kBalanced, 0, false, ShardLayout::kRows, true},
+    {"gather_columns", SchemeId::kBalanced, 0, false, ShardLayout::kColumns, true}};
 
 struct Medium {
   const char* name;
@@ -80,7 +88,11 @@ class FaultMatrix : public ::testing::TestWithParam<std::tuple<Way, Medium>> {
     options.deadline = deadline;
     options.wire.verify = verify;
     auto trace = std::make_shared<Trace>();
-    std::vector<Case> cases = make_cases(world.size);  // outlive the engines
+    // All outlive the engines.
+    std::vector<Case> cases = make_cases(world.size);
+    std::vector<ShardOutputs> outputs;
+    for (const Case& job : cases) outputs.emplace_back(job.spec, way().shard.value_or(kRows));
+    std::vector<Table> tables = make_tables(cases);
     std::vector<std::unique_ptr<Engine>> engines;
     for (auto& driver : medium().make(world.size)) {
       if (driver->rank().value == world.faulty) {
@@ -91,7 +103,7 @@ class FaultMatrix : public ::testing::TestWithParam<std::tuple<Way, Medium>> {
       }
       engines.push_back(make_engine(std::move(driver), options));
     }
-    submit(engines, cases, deadline, result);
+    submit(engines, {cases, outputs, tables}, deadline, result);
     for (auto& engine : engines) engine->close(milliseconds(500));
     for (const TraceEvent& event : trace->events()) {
       if (event.kind != TraceKind::kExchange) break;
@@ -140,10 +152,14 @@ class FaultMatrix : public ::testing::TestWithParam<std::tuple<Way, Medium>> {
   }
 
  private:
-  static std::vector<Case> make_cases(int size) {
+  static constexpr ShardLayout kRows = ShardLayout::kRows;
+
+  std::vector<Case> make_cases(int size) const {
     std::vector<Case> cases;
+    const bool has_columns = way().shard == ShardLayout::kColumns;
     for (int job = 0; job < kJobs; ++job) {
       CaseSpec spec{size, DType::kF32, Storage::kDense, 600, 1, Pattern::kUniform};
+      if (has_columns) spec.row_elems = static_cast<std::uint64_t>(size);
       spec.density = 0.2;
       spec.seed = static_cast<std::uint64_t>(job) + 1;
       cases.push_back(make_case(spec));
@@ -151,18 +167,60 @@ class FaultMatrix : public ::testing::TestWithParam<std::tuple<Way, Medium>> {
     return cases;
   }
 
-  void submit(std::vector<std::unique_ptr<Engine>>& engines, std::vector<Case>& cases,
+  struct Memories {
+    std::vector<Case>& cases;
+    std::vector<ShardOutputs>& outputs;
+    std::vector<Table>& tables;
+  };
+
+  /// Each rank asks for fifty rows of all shards.
+  std::vector<Table> make_tables(const std::vector<Case>& cases) const {
+    std::vector<Table> tables;
+    for (const Case& job : cases) {
+      Table& table = tables.emplace_back(make_table(job.spec, way().shard.value_or(kRows)));
+      for (std::size_t rank = 0; rank < table.ids.size(); ++rank) {
+        table.ids[rank].clear();
+        for (std::int64_t i = 0; i < 50; ++i) table.ids[rank].push_back(i * 67 % 600);
+        table.outputs[rank].assign(50 * table.row_bytes(), std::byte{0xAB});
+      }
+    }
+    return tables;
+  }
+
+  std::shared_ptr<Job> submit_one(Engine& engine, const Memories& memories, std::size_t job,
+                                  int rank) const {
+    if (way().is_agreement) {
+      return engine.agree(
+          {{"t", {600, 1, DType::kF32, Layout::kDense}, nullptr, ReduceOp::kSum, false}});
+    }
+    if (way().gathers) return engine.submit(memories.tables[job].job(rank));
+    const JobSpec spec = job_of(memories.cases[job], rank, "tensor");
+    return engine.submit(way().shard ? memories.outputs[job].into(spec, rank) : spec);
+  }
+
+  bool is_exact(const Memories& memories, std::size_t job, int rank, const Job& done,
+                const Sum& sum) const {
+    if (way().is_agreement) return done.status().ok() && done.outcome() == Outcome::kUseDense;
+    if (way().gathers) {
+      const Table& table = memories.tables[job];
+      return done.status().ok() &&
+             table.outputs[static_cast<std::size_t>(rank)] == table.expected(rank);
+    }
+    if (way().shard) {
+      return static_cast<bool>(holds_shard(memories.outputs[job], rank, done, sum));
+    }
+    return static_cast<bool>(holds(memories.cases[job], rank, done, sum));
+  }
+
+  void submit(std::vector<std::unique_ptr<Engine>>& engines, const Memories& memories,
               milliseconds deadline, Result& result) {
-    const std::vector<DenseItem> items = {
-        {"t", {600, 1, DType::kF32, Layout::kDense}, nullptr, ReduceOp::kSum, false}};
+    const std::vector<Case>& cases = memories.cases;
     std::vector<Sum> expected;
     for (const Case& job : cases) expected.push_back(oracle(job));
     std::vector<Jobs> jobs(cases.size());
     for (std::size_t i = 0; i < cases.size(); ++i) {
       for (std::size_t rank = 0; rank < engines.size(); ++rank) {
-        jobs[i].push_back(way().is_agreement ? engines[rank]->agree(items)
-                                             : engines[rank]->submit(job_of(
-                                                   cases[i], static_cast<int>(rank), "tensor")));
+        jobs[i].push_back(submit_one(*engines[rank], memories, i, static_cast<int>(rank)));
       }
     }
     for (std::size_t i = 0; i < cases.size(); ++i) {
@@ -178,10 +236,7 @@ class FaultMatrix : public ::testing::TestWithParam<std::tuple<Way, Medium>> {
       for (std::size_t rank = 0; rank < engines.size(); ++rank) {
         const Job& job = *jobs[i][rank];
         statuses.push_back(job.status());
-        exact.push_back(
-            way().is_agreement
-                ? job.status().ok() && job.outcome() == Outcome::kUseDense
-                : static_cast<bool>(holds(cases[i], static_cast<int>(rank), job, expected[i])));
+        exact.push_back(is_exact(memories, i, static_cast<int>(rank), job, expected[i]));
       }
     }
   }

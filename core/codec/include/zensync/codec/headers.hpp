@@ -28,8 +28,10 @@ enum class MessageKind : std::uint8_t {
   kRingGather = 7,
   kAgree = 8,    ///< headers only: what comes next goes through a dense all-reduce
   kScatter = 9,  ///< reduce_scatter: units for the rank that is given as their owner
+  kAsk = 10,     ///< gather_rows: ids of the rows that the sender needs, without values
+  kAnswer = 11,  ///< gather_rows: those rows
 };
-inline constexpr int kMaxMessageKind = 9;
+inline constexpr int kMaxMessageKind = 11;
 
 /// How the index of a message is written.
 enum class IndexCodec : std::uint8_t {
@@ -67,6 +69,8 @@ enum class JobCall : std::uint8_t {
   kAllReduce = 0,
   kScatterRows = 1,     ///< reduce_scatter, layout "rows"
   kScatterColumns = 2,  ///< reduce_scatter, layout "columns"
+  kGatherRows = 3,      ///< all_gather_rows, layout "rows"
+  kGatherColumns = 4,   ///< all_gather_rows, layout "columns"
 };
 
 /// 64 bytes that say what the sender believes the job to be.

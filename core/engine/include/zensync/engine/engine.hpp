@@ -26,6 +26,7 @@
 #include "zensync/driver/driver.hpp"
 #include "zensync/plan/plan.hpp"
 #include "zensync/scheme/context.hpp"
+#include "zensync/scheme/gather_rows.hpp"
 #include "zensync/scheme/reduce_scatter.hpp"
 
 namespace zensync {
@@ -50,6 +51,17 @@ struct ShardView {
   void* data = nullptr;  ///< shard_elems() elements; shares no memory with the input
 };
 
+/// Rows that this rank needs of a table, of which the input is its shard (gather_rows.hpp). A shard
+/// may have more rows than its part of the table, as padding.
+struct RowsView {
+  ShardLayout layout = ShardLayout::kRows;
+  std::uint64_t rows = 0;       ///< of the whole table
+  std::uint64_t row_elems = 1;  ///< of the whole table
+  const std::int64_t* ids = nullptr;
+  std::uint64_t ids_count = 0;
+  void* output = nullptr;  ///< ids_count × row_elems elements
+};
+
 /// One tensor to synchronise. DenseView: summed in place. CooView: the result is fetched from the
 /// Job.
 struct JobSpec {
@@ -64,6 +76,8 @@ struct JobSpec {
   /// Set: a reduce-scatter of a DenseView. It always goes through the sparse push, whatever the
   /// scheme of the engine, as that costs at most an index beside the values.
   std::optional<ShardView> shard = std::nullopt;
+  /// Set: no sum; rows of other ranks' shards. The input is only read; `op` is kSum.
+  std::optional<RowsView> rows = std::nullopt;
 };
 
 enum class Outcome {
@@ -83,7 +97,7 @@ struct JobReport {
   std::uint64_t received_bytes = 0;
   std::vector<std::uint64_t> chunk_ends;  ///< of the plan, in slots
   double seconds = 0;                     ///< from start to end on the engine's thread
-  ShardCounts shard;                      ///< of a reduce-scatter; `union_units` is its shard's
+  ShardCounts shard;  ///< of a reduce-scatter (`union_units` is its shard's) or row gather
 };
 
 class Job {
