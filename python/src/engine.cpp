@@ -199,6 +199,25 @@ JobHandle submit_reduce_scatter(const EngineHandle& self, const DenseTensor& ten
   return JobHandle(engine.submit(std::move(job)));
 }
 
+// rows: (address of int64 ids, how many, address of the output).
+using Rows = std::tuple<std::uintptr_t, std::uint64_t, std::uintptr_t>;
+
+JobHandle submit_gather_rows(const EngineHandle& self, const DenseTensor& shard, const Rows& rows,
+                             const std::tuple<TensorSpec, bool>& table, const JobOptions& options) {
+  Engine& engine = self.engine();
+  nb::gil_scoped_release release;
+  JobSpec job = to_job(shard, options);
+  const auto& [spec, by_rows] = table;
+  const auto& [ids, count, output] = rows;
+  job.rows = RowsView{by_rows ? ShardLayout::kRows : ShardLayout::kColumns,
+                      spec.rows,
+                      spec.row_elems,
+                      reinterpret_cast<const std::int64_t*>(ids),
+                      count,
+                      reinterpret_cast<void*>(output)};
+  return JobHandle(engine.submit(std::move(job)));
+}
+
 // (tensor with pointer or 0, options, whether its density is probed)
 using AgreeItem = std::tuple<DenseTensor, JobOptions, bool>;
 
@@ -274,6 +293,8 @@ void bind_engine(nb::module_& module) {
       .def("submit_coo", &submit<CooTensor>, nb::arg("tensor"), nb::arg("options"))
       .def("submit_reduce_scatter", &submit_reduce_scatter, nb::arg("tensor"), nb::arg("output"),
            nb::arg("by_rows"), nb::arg("options"))
+      .def("submit_gather_rows", &submit_gather_rows, nb::arg("shard"), nb::arg("rows"),
+           nb::arg("table"), nb::arg("options"))
       .def("agree", &agree, nb::arg("items"))
       .def("would_be_dense", &would_be_dense, nb::arg("name"), nb::arg("spec"),
            nb::arg("starts_dense"))

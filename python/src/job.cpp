@@ -35,10 +35,13 @@ void copy_result(const JobHandle& self, std::uintptr_t indices, std::uintptr_t v
   if (!bytes.empty()) std::memcpy(reinterpret_cast<void*>(values), bytes.data(), bytes.size());
 }
 
-// A reduce-scatter is no scheme of a plan, but what went over the wire all the same.
+// These calls are no schemes of a plan, but what went over the wire all the same.
 void add_shard(const JobReport& report, nb::dict& result) {
-  result["scheme"] = "reduce_scatter";
-  result["layout"] = report.call == JobCall::kScatterRows ? "rows" : "columns";
+  const bool scatters =
+      report.call == JobCall::kScatterRows || report.call == JobCall::kScatterColumns;
+  const bool rows = report.call == JobCall::kScatterRows || report.call == JobCall::kGatherRows;
+  result["scheme"] = scatters ? "reduce_scatter" : "gather_rows";
+  result["layout"] = rows ? "rows" : "columns";
   nb::list sent;
   for (const std::uint64_t units : report.shard.sent_units) sent.append(units);
   result["owner_units"] = sent;

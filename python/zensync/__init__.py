@@ -1,8 +1,8 @@
 """Lossless sparse gradient synchronisation for PyTorch.
 
 `import zensync` needs no torch; what belongs to PyTorch is loaded when it is first used:
-`attach`, `State`, `hook` (for `ddp.register_comm_hook`), `all_reduce`, `reduce_scatter` and
-`clip_grad_norm_`.
+`attach`, `State`, `hook` (for `ddp.register_comm_hook`), `all_reduce`, `reduce_scatter`,
+`all_gather_rows` and `clip_grad_norm_`.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from .errors import (
 if TYPE_CHECKING:
     from ._attach import attach as attach
     from ._clip import clip_grad_norm_ as clip_grad_norm_
+    from ._gather import all_gather_rows as all_gather_rows
     from ._scatter import reduce_scatter as reduce_scatter
     from .ddp_hook import hook as hook
     from .reduce import all_reduce as all_reduce
@@ -39,6 +40,7 @@ __all__ = [
     "State",
     "UnsupportedError",
     "__version__",
+    "all_gather_rows",
     "all_reduce",
     "attach",
     "clip_grad_norm_",
@@ -47,7 +49,15 @@ __all__ = [
     "reduce_scatter",
 ]
 
-_NEEDS_TORCH = ("State", "all_reduce", "attach", "clip_grad_norm_", "hook", "reduce_scatter")
+_NEEDS_TORCH = (
+    "State",
+    "all_gather_rows",
+    "all_reduce",
+    "attach",
+    "clip_grad_norm_",
+    "hook",
+    "reduce_scatter",
+)
 
 
 def __getattr__(name: str) -> Any:

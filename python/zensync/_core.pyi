@@ -87,6 +87,14 @@ class Engine:
         self, tensor: DenseTensor, output: int, by_rows: bool, options: JobOptions
     ) -> Job:
         """output: the address of this rank's shard, contiguous, in the tensor's dtype."""
+    def submit_gather_rows(
+        self,
+        shard: DenseTensor,
+        rows: tuple[int, int, int],
+        table: tuple[TensorSpec, bool],
+        options: JobOptions,
+    ) -> Job:
+        """rows: (address of int64 ids, how many, address of output); table: (shape, by rows)."""
     def agree(self, items: list[tuple[DenseTensor, JobOptions, bool]]) -> Job:
         """items: (tensor, its address or 0, name and op, whether its density is probed)."""
     def would_be_dense(self, name: str, spec: TensorSpec, starts_dense: bool) -> bool: ...

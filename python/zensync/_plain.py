@@ -54,6 +54,13 @@ def reduce_scatter(
     own.copy_(whole[: len(own)])
 
 
+def gather(part: torch.Tensor, group: dist.ProcessGroup) -> list[torch.Tensor]:
+    """The parts of all ranks, which have one shape; the group's own all-gather."""
+    parts = [torch.empty_like(part) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(parts, part, group=group)
+    return parts
+
+
 def hook(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.futures.Future[Any]:
     """As DDP without a hook: divided by the number of ranks, then summed; has ended at return.
 

@@ -2,9 +2,18 @@
 
 from ._attach import attach
 from ._clip import clip_grad_norm_
+from ._gather import all_gather_rows
 from ._scatter import reduce_scatter
 from .ddp_hook import hook
 from .reduce import all_reduce
 from .state import State
 
-__all__ = ["State", "all_reduce", "attach", "clip_grad_norm_", "hook", "reduce_scatter"]
+__all__ = [
+    "State",
+    "all_gather_rows",
+    "all_reduce",
+    "attach",
+    "clip_grad_norm_",
+    "hook",
+    "reduce_scatter",
+]

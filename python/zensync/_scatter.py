@@ -7,8 +7,9 @@ What is wrong with the arguments of one rank is told to all ranks, none of which
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -52,14 +53,10 @@ def reduce_scatter(
     if not async_op:
         used.require_waitable("reduce_scatter")
     label = name or f"reduce_scatter {_default_name(input)}"
-    try:
+    with told_to_all(used, label):
         shards = Shards(input, layout, used.size)
         own = shards.part_of(output, used.rank)
         average = is_average(op, input)
-    except Error as why:
-        told = type(why)(why.message, culprit=used.rank, tensor=label)
-        used.give_up(told)  # the others would wait for this rank
-        raise told from why
     if used.disabled:
         return _run_plain(used, shards, (output, own), average, async_op)
     options = _core.JobOptions(label, _core.ReduceOp.AVG if average else _core.ReduceOp.SUM)
@@ -83,44 +80,66 @@ def reduce_scatter(
     return None
 
 
-class Shards:
-    """How a dense-stored tensor is cut into parts, one for each rank. UnsupportedError, Error."""
+@contextlib.contextmanager
+def told_to_all(state: State, name: str) -> Iterator[None]:
+    """What is wrong with this rank's arguments is told to the others, which would wait for it."""
+    try:
+        yield
+    except Error as why:
+        told = type(why)(why.message, culprit=state.rank, tensor=name)
+        state.give_up(told)
+        raise told from why
 
-    def __init__(self, whole: torch.Tensor, layout: str, size: int) -> None:
-        _require_dense("input", whole)
+
+class Cut:
+    """How a tensor of `shape` is cut into parts, one for each rank. UnsupportedError, Error."""
+
+    def __init__(self, shape: Sequence[int], layout: str, size: int) -> None:
         if layout not in (ROWS, COLUMNS):
             raise Error(f'layout= must be "rows" or "columns", not {layout!r}')
-        shape = whole.shape
         if len(shape) < (1 if layout == ROWS else 2):
             raise UnsupportedError(f"a tensor of shape {list(shape)} has no {layout} to cut")
         if layout == COLUMNS and shape[1] % size != 0:
             raise UnsupportedError(f"{shape[1]} columns cannot be cut into {size} equal parts")
-        self.whole, self.layout, self.size = whole, layout, size
+        self.whole_shape, self.layout, self.size = tuple(shape), layout, size
 
-    @property
-    def spec(self) -> _core.TensorSpec:
+    def core_spec(self, dtype: torch.dtype) -> _core.TensorSpec:
         """The whole tensor, for the core. Empty ones have no rows."""
-        rows = self.whole.shape[0] if self.whole.numel() else 0
-        row_elems = math.prod(self.whole.shape[1:]) or self.size
-        return _core.TensorSpec(rows, row_elems, DTYPES[self.whole.dtype])
+        rows = self.whole_shape[0] if math.prod(self.whole_shape) else 0
+        row_elems = math.prod(self.whole_shape[1:]) or self.size
+        return _core.TensorSpec(rows, row_elems, DTYPES[dtype])
 
     @property
     def most_rows(self) -> int:
         """Rows of the largest part."""
-        rows = self.whole.shape[0]
+        rows = self.whole_shape[0]
         return -(-rows // self.size) if self.layout == ROWS else rows
 
     def shape(self, rank: int) -> tuple[int, ...]:
         """Of the part of `rank`."""
-        first, *rest = self.whole.shape
+        first, *rest = self.whole_shape
         if self.layout == COLUMNS:
             return (first, rest[0] // self.size, *rest[1:])
         begin = min(rank * self.most_rows, first)
         return (min(self.most_rows, first - begin), *rest)
 
+
+class Shards(Cut):
+    """A dense-stored tensor and how it is cut. UnsupportedError, Error."""
+
+    def __init__(self, whole: torch.Tensor, layout: str, size: int) -> None:
+        require_dense("input", whole)
+        super().__init__(whole.shape, layout, size)
+        self.whole = whole
+
+    @property
+    def spec(self) -> _core.TensorSpec:
+        """The whole tensor, for the core."""
+        return self.core_spec(self.whole.dtype)
+
     def part_of(self, output: torch.Tensor, rank: int) -> torch.Tensor:
         """The rows of `output` that the sum goes to: all, or all but a padding. Error."""
-        _require_dense("output", output)
+        require_dense("output", output)
         if output.dtype != self.whole.dtype:
             raise Error(f"output is {output.dtype}, but input {self.whole.dtype}")
         shape = self.shape(rank)
@@ -197,10 +216,11 @@ def _padding(output: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
     return output.detach()[len(own) :]
 
 
-def _require_dense(what: str, tensor: torch.Tensor) -> None:
+def require_dense(what: str, tensor: torch.Tensor) -> None:
+    """UnsupportedError unless `tensor` is dense-stored, and one that zensync can sum."""
     require_supported(tensor)
     if tensor.layout != torch.strided:
-        raise UnsupportedError(f"{what} is a COO tensor; reduce_scatter is for dense-stored ones")
+        raise UnsupportedError(f"{what} is a COO tensor; shards are for dense-stored ones")
 
 
 def _default_name(tensor: Any) -> str:
