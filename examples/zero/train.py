@@ -143,8 +143,8 @@ def train_dense(args: argparse.Namespace) -> None:
         print(f"step {step} loss {(total / args.dense).item():.9g}", flush=True)
 
 
-def main() -> None:
-    """Reads the options and trains."""
+def main(words: list[str] | None = None) -> None:
+    """Reads the options (those of the command line if None) and trains."""
     parser = argparse.ArgumentParser(description="A sharded embedding table with zensync.")
     parser.add_argument("--layout", choices=("rows", "columns"), default="columns")
     parser.add_argument("--dense", type=int, default=0, help="one process in place of N ranks")
@@ -155,7 +155,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--words", type=int, default=8)
     parser.add_argument("--rate", type=float, default=0.1)
-    args = parser.parse_args()
+    args = parser.parse_args(words)
     torch.set_num_threads(1)
     if args.dense:
         train_dense(args)

@@ -54,14 +54,21 @@ class GatherJob {
     work_.exchange.phase = "ask";
   }
 
-  /// Reads what is asked and writes the answers.
-  Status answer() {
+  Status read_asks() {
     for (int peer = 0; peer < context_.size(); ++peer) {
       if (peer == context_.rank.value) continue;
       const auto index = static_cast<std::size_t>(peer);
-      SparseSet& set = work_.sets[index];
-      if (Status status = read_asked(peer, set); !status.ok()) return status;
-      counts_.received_units[index] = set.units();
+      if (Status status = read_asked(peer, work_.sets[index]); !status.ok()) return status;
+      counts_.received_units[index] = work_.sets[index].units();
+    }
+    return {};
+  }
+
+  void answer() {
+    for (int peer = 0; peer < context_.size(); ++peer) {
+      if (peer == context_.rank.value) continue;
+      const auto index = static_cast<std::size_t>(peer);
+      const SparseSet& set = work_.sets[index];
       MessageWriter& writer = work_.push[1][index];
       MessageHeader header = make_header(context_, MessageKind::kAnswer, 1);
       header.codec = IndexCodec::kNone;
@@ -74,7 +81,6 @@ class GatherJob {
           {Rank{peer}, message_bytes(0, 1, bytes, 0), &work_.received_pull[index]});
     }
     work_.exchange.phase = "answer";
-    return {};
   }
 
   /// Checks all answers, then copies their units to the places of the ids.
@@ -231,8 +237,10 @@ SchemeTask gather_rows(SchemeContext& context, RowRequest request) {
   exchange.clear();
   job.ask();
   co_yield &exchange;
+  // Before the exchange is cleared: who disagrees with most ranks is found from its messages.
+  if (Status status = job.read_asks(); !status.ok()) co_return status;
   exchange.clear();
-  if (Status status = job.answer(); !status.ok()) co_return status;
+  job.answer();
   co_yield &exchange;
   co_return job.take();
 }
