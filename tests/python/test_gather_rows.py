@@ -132,7 +132,7 @@ def unlike(rank, case, state):
     if case == "dtype" and odd:
         shard = shard.double()
     if case == "layout" and odd:
-        options = {"layout": "columns"}
+        rows, options = rows[:2], {"layout": "columns"}
     if case == "empty table" and odd:
         shard, rows = torch.ones(0, 6), rows[:0]
     if case == "total" and odd:
