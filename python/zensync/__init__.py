@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from . import errors
+from . import _debug, errors
 from ._core import __version__
 from .errors import (
     CapacityError,
@@ -19,6 +19,8 @@ from .errors import (
     PeerLostError,
     UnsupportedError,
 )
+
+_debug.set_up()
 
 if TYPE_CHECKING:
     from ._attach import attach as attach

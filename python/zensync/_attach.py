@@ -29,7 +29,7 @@ from .state import State
 _ALL, _TABLES = "all", "tables"
 _attached: weakref.WeakKeyDictionary[torch.nn.Module, Attachment] = weakref.WeakKeyDictionary()
 _hooked: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # forward hooks stay
-_logger = logging.getLogger("zensync")
+_logger = logging.getLogger("zensync.init")
 
 
 def attach(
