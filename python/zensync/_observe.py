@@ -210,8 +210,7 @@ class Observation:
         self._report: tuple[int, dict[str, Any]] | None = None
         own = weakref.ref(self)
         self._handles = [
-            parameter.register_hook(_hook(own, place))
-            for place, (_, parameter) in enumerate(named)
+            parameter.register_hook(_hook(own, place)) for place, (_, parameter) in enumerate(named)
         ]
 
     @property
@@ -322,4 +321,4 @@ def _hook(own: weakref.ref[Observation], place: int) -> Callable[[torch.Tensor],
         if (found := own()) is not None:
             found._saw(place, gradient)
 
-    return look  # type: ignore[no-any-return]
+    return look

@@ -10,7 +10,6 @@ import argparse
 import functools
 import gc
 import json
-import os
 import runpy
 import sys
 import traceback
@@ -25,6 +24,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ._observe import Observation, observe
 from .bench.options import parse_rate
+from .bench.torchrun import world
 from .errors import Error
 
 _CANNOT_RUN, _NOTHING_SEEN = 2, 3
@@ -175,6 +175,10 @@ def _tell(watch: _Watch, json_file: str | None, status: int) -> int:
 
 
 def _say(text: str, status: int) -> int:
-    if os.environ.get("RANK", "0") == "0":
+    try:
+        place = world()
+    except ValueError:
+        place = None
+    if place is None or place[0] == 0:
         print(f"zensync observe: {text}", file=sys.stderr)
     return status

@@ -1,4 +1,7 @@
-"""The command line: `zensync info | demo | bench | observe`, or `--version`. Each loads only its own."""
+"""The command line: `zensync info | demo | bench | observe`, or `--version`.
+
+Each loads only its own.
+"""
 
 from __future__ import annotations
 
