@@ -93,6 +93,12 @@ def attach(
     return state
 
 
+def is_attached(module: torch.nn.Module) -> bool:
+    """Whether an open State takes care of a plain module."""
+    found = _attached.get(module)
+    return found is not None and not found.state.is_closed
+
+
 def _weak_no_sync(attachment: weakref.ref[Attachment]) -> Any:
     def enter() -> Any:
         found = attachment()

@@ -1,6 +1,6 @@
 """`zensync observe script.py …`: runs a script unmodified and observes what it trains.
 
-The first DistributedDataParallel that is made is observed; if there is none by the first step of
+Each DistributedDataParallel is observed from when it is made; if there is none by the first step of
 an optimizer, the module that holds that one's parameters. The script's stdout stays its own.
 """
 
@@ -23,29 +23,42 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ._observe import Observation, observe
+from ._observe_text import as_text
 from .bench.options import parse_rate
 from .bench.torchrun import world
 from .errors import Error
 
 _CANNOT_RUN, _NOTHING_SEEN = 2, 3
+_WAIT_S, _WAIT_FAILED_S = 60.0, 5.0  # for other ranks, once the script has ended here
 
 
 class _Watch:
-    """Observes the first thing that is trained."""
+    """Observes what is trained: each DDP, or else the first module that an optimizer steps."""
 
-    def __init__(self, steps: int, rate: str | None) -> None:
-        self._steps, self._rate = steps, rate
+    def __init__(self, steps: int, rate: str | None, hosts: list[str] | None) -> None:
+        self._steps, self._rate, self._hosts = steps, rate, hosts
         self._is_looking = True
-        self.found: Observation | None = None
+        self._seen: list[Observation] = []
         self.problem = ""
 
+    @property
+    def found(self) -> list[Observation]:
+        """Those that saw a backward."""
+        return [one for one in self._seen if one.steps]
+
+    def close(self) -> None:
+        """Tells the other ranks what was seen, for their reports."""
+        for one in self._seen:
+            one.close()
+            self.problem = self.problem or one.error or ""
+
     def take(self, module: torch.nn.Module | None) -> None:
-        """Observes `module`, if nothing is yet. Never raises: the script goes on."""
-        if not self._is_looking or module is None:
+        """Observes `module`. Never raises: the script goes on."""
+        if module is None:
             return
         self._is_looking = False
         try:
-            self.found = observe(module, self._steps, rate=self._rate)
+            self._seen.append(observe(module, self._steps, rate=self._rate, hosts=self._hosts))
         except Exception as why:
             self.problem = str(why)
 
@@ -97,6 +110,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--steps", type=int, default=20, help="backward passes (20)")
     parser.add_argument("--rate", help="of each host's link, e.g. 200mbit; default: timed")
+    parser.add_argument(
+        "--hosts", help="a name per rank, equal where ranks share a card: a,a,b,b"
+    )
     parser.add_argument("--json", metavar="FILE", help="where the figures go; - is stdout")
     parser.add_argument("script")
     parser.add_argument("args", nargs=argparse.REMAINDER)
@@ -109,7 +125,8 @@ def main() -> int:
     problem = _problem(given)
     if problem:
         return _say(problem, _CANNOT_RUN)
-    watch = _Watch(given.steps, given.rate)
+    hosts = None if given.hosts is None else given.hosts.split(",")
+    watch = _Watch(given.steps, given.rate, hosts)
     with _watching(watch):
         status = _run(given.script, given.args)
     return _tell(watch, given.json, status)
@@ -150,27 +167,27 @@ def _run(script: str, args: list[str]) -> int:
 
 
 def _tell(watch: _Watch, json_file: str | None, status: int) -> int:
+    watch.close()
     found = watch.found
-    if found is None or not found.steps:
-        if found is not None:
-            watch.problem = found.error or ""
-            found.close()
+    if not found:
         if watch.problem:
             return _say(f"cannot observe this script: {watch.problem}", status or _CANNOT_RUN)
         return _say("nothing was trained: no backward was seen", status or _NOTHING_SEEN)
-    found.close()
-    if found.rank:
+    if found[0].rank:
         return status
     sys.stdout.flush()
     try:
-        report = found.report()
+        reports = [one.report(_WAIT_FAILED_S if status else _WAIT_S) for one in found]
         if json_file != "-":
-            print(found, file=sys.stderr, flush=True)
+            for report in reports:
+                print(as_text(report), file=sys.stderr, flush=True)
         if json_file is not None:
-            text = json.dumps(report, indent=2) + "\n"
+            text = json.dumps({"observations": reports}, indent=2) + "\n"
             sys.stdout.write(text) if json_file == "-" else Path(json_file).write_text(text)
     except (OSError, Error, RuntimeError) as why:
         return _say(str(why), status or _CANNOT_RUN)
+    if any(not report["steps"] for report in reports):
+        return status or _CANNOT_RUN
     return status
 
 

@@ -1,10 +1,13 @@
-"""What an observation recorded, turned into figures, bytes and verdicts. Pure, without torch.
+"""What an observation recorded, turned into figures and verdicts. Pure, without torch.
 
-The words are those of docs/glossary.md; docs/observe.md says what each figure is.
+The words are those of docs/glossary.md; docs/observe.md says what each figure is. What is sent is
+the business of `_forecast.py`.
 """
 
 from __future__ import annotations
 
+import io
+import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import mean
@@ -13,16 +16,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from . import _core
-from .bench.figures import FRAME_SHARE, gather_bytes, ring_bytes
+from .bench.figures import FRAME_SHARE
 
-DENSE_ABOVE = 0.15  # largest density over ranks, above which tensors are summed dense
+KEPT = 4  # steps whose unit sets are kept, for the exchanges that are performed on them
 _LEAST_SAVING = 0.05  # of the bytes now; less is not worth a change
-_INDEX_BYTES = 8  # torch's COO tensors carry int64 indices
-_METADATA_BYTES = 9 * 8  # which Gloo's sparse all-reduce gathers first
-_REPLAY_BYTES = 512 << 20  # of all ranks' values; a larger sum is estimated
-_ESTIMATE = 1.06  # over the index-free ideal
-_KEPT = 4  # steps whose unit sets are kept
 
 Units = npt.NDArray[np.int64]
 NONE, DENSE, COO = 0, 1, 2  # how a gradient was stored
@@ -30,57 +27,77 @@ NONE, DENSE, COO = 0, 1, 2  # how a gradient was stored
 
 @dataclass(frozen=True)
 class Subject:
-    """A parameter, as it was when the observation began. rows: elements where it is 1-D."""
+    """A parameter, as it was when the observation began. rows: elements where it is 1-D.
+
+    item_bytes: of an element as it is sent. refusal: why zensync leaves it in the dense rest.
+    """
 
     name: str
     shape: tuple[int, ...]
     dtype: str
     rows: int
-    row_bytes: int
+    row_elems: int
+    item_bytes: int
+    starts_sparse: bool = False  # it is a table
     is_tied: bool = False  # a table that another kind of layer uses too
-    refusal: str = ""  # why zensync leaves it in the dense rest; empty: it does not
+    is_frozen: bool = False
+    refusal: str = ""
+
+    @property
+    def row_bytes(self) -> int:
+        return self.row_elems * self.item_bytes
 
     @property
     def bytes(self) -> int:
         return self.rows * self.row_bytes
 
+    @property
+    def bitmap_bytes(self) -> int:
+        return 0 if self.is_frozen else -(-self.rows // 8)
+
 
 @dataclass
 class Step:
-    """One parameter in one backward, over all ranks."""
+    """One parameter in one backward: by rank. elements: non-zero ones, if dense-stored."""
 
     sets: list[Units]
     layouts: list[int]
+    elements: list[int]
 
 
 @dataclass
 class Record:
-    """Sums over steps, and the unit sets of the last few."""
+    """Sums over steps, and the last few steps."""
 
     subject: Subject
     steps: int = 0
     sums: dict[str, float] = field(default_factory=dict)
     density_max: float = 0.0
+    element_density_max: float = 0.0
     layout: int = NONE
     kept: list[Step] = field(default_factory=list)
 
     def add(self, step: Step) -> None:
         """One more step."""
         rows = max(self.subject.rows, 1)
+        elems = max(rows * self.subject.row_elems, 1)
         shares = [units.size / rows for units in step.sets]
         union = np.unique(np.concatenate(step.sets)).size / rows
         skews = [skewness(u, rows, len(step.sets)) for u in step.sets if u.size]
         self.steps += 1
         self._sum("density", mean(shares))
+        self._sum("densest", max(shares))
         self._sum("union_density", union)
+        self._sum("element_density", mean(step.elements) / elems)
+        self._sum("densest_elements", max(step.elements) / elems)
         if skews:
             self._sum("active", 1.0)
             self._sum("skewness", mean(skews))
             self._sum("densification", union / mean(shares))
-        self._sum("now_bytes", max(self._now(step)))
         self.density_max = max(self.density_max, *shares)
+        self.element_density_max = max(self.element_density_max, max(step.elements) / elems)
         self.layout = max(self.layout, *step.layouts)
-        self.kept = [*self.kept[1 - _KEPT :], step]
+        self.kept = [*self.kept[1 - KEPT :], step]
 
     def _sum(self, what: str, value: float) -> None:
         self.sums[what] = self.sums.get(what, 0.0) + value
@@ -89,17 +106,6 @@ class Record:
         """Mean of a figure over all steps, or over those that `over` counts."""
         count = self.sums.get(over, 0.0) if over else self.steps
         return self.sums.get(what, 0.0) / count if count else 0.0
-
-    def _now(self, step: Step) -> list[float]:
-        """What each rank sends, or receives, today."""
-        ranks = len(step.sets)
-        if COO not in step.layouts:
-            return [ring_bytes(self.subject.bytes, ranks)]
-        if ranks == 1:
-            return [0.0]
-        counts = [units.size for units in step.sets]  # Gloo coalesces first
-        entry = self.subject.row_bytes + _INDEX_BYTES
-        return gather_bytes([count * entry + _METADATA_BYTES for count in counts])
 
 
 def skewness(units: Units, rows: int, ranks: int) -> float:
@@ -110,106 +116,107 @@ def skewness(units: Units, rows: int, ranks: int) -> float:
     return float((counts / np.diff(bounds)).max()) / (units.size / rows)
 
 
-def forecast(record: Record) -> tuple[str, float, float]:
-    """(scheme that `auto` takes, bytes of its exchanges, bytes of the dense all-reduce).
+class Diary:
+    """What one rank saw: for each step the layout, elements and bitmap of each parameter."""
 
-    Each for the busiest rank, a step. Exchanges are performed on the unit sets that were kept, in
-    this process, and counted.
-    """
-    subject = record.subject
-    if record.layout == NONE and not subject.refusal:
-        return "none", 0.0, 0.0
-    ranks = len(record.kept[-1].sets)
-    ring = ring_bytes(subject.bytes, ranks)
-    is_coo = record.layout == COO
-    if ranks == 1:
-        return "none", 0.0, 0.0
-    if (subject.refusal and not is_coo) or record.density_max > DENSE_ABOVE:
-        return "dense", 0.0, ring + (ring_bytes(subject.rows, ranks) if is_coo else 0.0)
-    found = [_replay(subject, step.sets) for step in record.kept]
-    return found[-1][0], mean(wire for _, wire in found), 0.0
+    def __init__(self, subjects: Sequence[Subject]) -> None:
+        self._count = len(subjects)
+        self._ends = np.cumsum([0, *(subject.bitmap_bytes for subject in subjects)])
+        self.layouts: list[npt.NDArray[np.uint8]] = []
+        self.elements: list[npt.NDArray[np.int64]] = []
+        self.bits: list[npt.NDArray[np.uint8]] = []
 
+    def write(self, seen: dict[int, tuple[int, int, npt.NDArray[np.uint8]]]) -> None:
+        """One step: (layout, elements, bitmap) of each parameter that had a gradient, by place."""
+        layouts = np.zeros(self._count, np.uint8)
+        elements = np.zeros(self._count, np.int64)
+        bits = np.zeros(self._ends[-1], np.uint8)
+        for place, (layout, count, bitmap) in seen.items():
+            layouts[place], elements[place] = layout, count
+            bits[self._ends[place] : self._ends[place + 1]] = bitmap
+        self.layouts.append(layouts)
+        self.elements.append(elements)
+        self.bits.append(bits)
 
-def _replay(subject: Subject, sets: Sequence[Units]) -> tuple[str, float]:
-    """(scheme, wire bytes of the busiest rank) of one sum, the counts being known."""
-    own = sum(units.size for units in sets)
-    row_elems = max(subject.row_bytes // _ITEM[subject.dtype], 1)
-    if own * subject.row_bytes > _REPLAY_BYTES:
-        ranks, union = len(sets), np.unique(np.concatenate(sets)).size
-        ideal = (ranks - 1) / ranks * (own / ranks + union) * subject.row_bytes
-        return "balanced", ideal * _ESTIMATE
-    dtype = _NUMPY[subject.dtype]
-    inputs: list[Any] = [(units, np.ones((units.size, row_elems), dtype)) for units in sets]
-    options: dict[str, Any] = {"scheme": "auto", "steps": 2, "name": subject.name}
-    options["rows"] = subject.rows
-    if subject.dtype == "bfloat16":
-        options["dtype"] = "bfloat16"
-    result = _core.loopback_sum(inputs, options)
-    if isinstance(result, _core.ErrorInfo):
-        raise RuntimeError(result.message)
-    sent = max(map(max, zip(result["sent_bytes"], result["received_bytes"], strict=True)))
-    return str(result["reports_by_step"][-1][0]["scheme"]), float(sent)
+    def part(self, step: int, place: int) -> tuple[Units, int, int]:
+        """(units, layout, elements) of a parameter in a step."""
+        bits = self.bits[step][self._ends[place] : self._ends[place + 1]]
+        units = np.flatnonzero(np.unpackbits(bits)).astype(np.int64)
+        return units, int(self.layouts[step][place]), int(self.elements[step][place])
 
+    def pack(self) -> bytes:
+        """As bytes for other ranks, compressed."""
+        stream = io.BytesIO()
+        steps = len(self.layouts)
+        np.savez_compressed(
+            stream,
+            layouts=np.array(self.layouts, np.uint8).reshape(steps, self._count),
+            elements=np.array(self.elements, np.int64).reshape(steps, self._count),
+            bits=np.array(self.bits, np.uint8).reshape(steps, int(self._ends[-1])),
+        )
+        return stream.getvalue()
 
-_ITEM = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2}
-_NUMPY = {"float32": "f4", "float64": "f8", "bfloat16": "u2", "float16": "f2"}
-
-
-def card_share(hosts: Sequence[object], ranks: int) -> float:
-    """What the busiest card carries of zensync's exchanges, over what one rank does."""
-    if ranks < 2:
-        return 0.0
-    return max(hosts.count(host) * (ranks - hosts.count(host)) / (ranks - 1) for host in hosts)
-
-
-def row_of(record: Record, ranks: int, share: float) -> dict[str, Any]:
-    """The figures of one parameter."""
-    scheme, exchanged, ring = forecast(record)
-    now = record.average("now_bytes") * (share if record.layout == COO else min(share, 1.0))
-    after = exchanged * share + ring * min(share, 1.0)
-    subject = record.subject
-    return {
-        "name": subject.name,
-        "shape": list(subject.shape),
-        "dtype": subject.dtype,
-        "layout": ("none", "dense", "coo")[record.layout],
-        "density": record.average("density"),
-        "union_density": record.average("union_density"),
-        "densification": record.average("densification", "active") or None,
-        "skewness": record.average("skewness", "active") or None,
-        "scheme": scheme,
-        "now_bytes": now,
-        "zensync_bytes": after,
-        "exchange_bytes": exchanged,
-        "verdict": verdict(record, ranks, now, after),
-    }
+    def unpack(self, packed: bytes) -> Diary:
+        """Another rank's, of the same subjects. ValueError if it is not one."""
+        other = Diary([])
+        other._count, other._ends = self._count, self._ends
+        try:
+            with np.load(io.BytesIO(packed), allow_pickle=False) as file:
+                layouts, elements, bits = (file[it] for it in ("layouts", "elements", "bits"))
+        except (OSError, KeyError, zipfile.BadZipFile, EOFError) as why:
+            raise ValueError(f"not a diary: {why}") from why
+        shape = (len(layouts), self._count)
+        fits = layouts.shape == elements.shape == shape
+        if not fits or bits.shape != (len(layouts), self._ends[-1]) or layouts.max(initial=0) > COO:
+            raise ValueError("the diary of other parameters")
+        other.layouts, other.elements, other.bits = list(layouts), list(elements), list(bits)
+        return other
 
 
-def verdict(record: Record, ranks: int, now: float, after: float) -> str:
-    """What to do with one parameter, in words."""
+def records_of(subjects: Sequence[Subject], diaries: Sequence[Diary]) -> list[Record]:
+    """The steps that all ranks wrote down."""
+    records = [Record(subject) for subject in subjects]
+    for step in range(min(len(diary.layouts) for diary in diaries)):
+        for place, record in enumerate(records):
+            parts = [diary.part(step, place) for diary in diaries]
+            sets, layouts, elements = (list(column) for column in zip(*parts, strict=True))
+            record.add(Step(sets, layouts, elements))
+    return records
+
+
+def verdict(record: Record, way: str, now: float, after: float) -> str:
+    """What to do with one parameter, in words. way: how zensync would send it."""
     subject, is_coo = record.subject, record.layout == COO
-    if ranks == 1:
+    if subject.is_frozen:
+        return "leave it: frozen"
+    if len(record.kept[-1].sets) == 1:
         return "leave it: one rank"
     if record.layout == NONE:
         return "leave it: no gradient"
-    if subject.refusal and not is_coo:
-        return f"leave it: {subject.refusal}"
-    if record.density_max > DENSE_ABOVE and not is_coo:
-        return "leave it: tied to a dense output layer" if subject.is_tied else "leave it: dense"
+    is_adapter = "lora" in subject.name.lower()
+    if way == "dense" and not is_coo:
+        if subject.is_tied:
+            return "leave it: tied to a dense output layer"
+        words = subject.refusal or "dense"
+        return f"leave it: {words} (a low-rank adapter)" if is_adapter else f"leave it: {words}"
     if now - after <= _LEAST_SAVING * now:
-        return "leave it: nothing is saved"
+        return "leave it: dense in COO form" if way == "dense" else "leave it: nothing is saved"
     return "use zensync"
 
 
-def totals(rows: Sequence[dict[str, Any]], rate: float | None) -> dict[str, Any]:
-    """Bytes and milliseconds of a step; zensync's where only what is worth it is changed."""
-    now = sum(row["now_bytes"] for row in rows)
-    used = [row for row in rows if row["verdict"] == "use zensync"]
-    after = now - sum(row["now_bytes"] - row["zensync_bytes"] for row in used)
-    now_ms, after_ms = (link_ms(it, rate) for it in (now, after))
+def totals(
+    rows: Sequence[dict[str, Any]], moved: tuple[float, float], rate: float | None
+) -> dict[str, Any]:
+    """Bytes (now, with zensync) and milliseconds of a step, all parameters together."""
+    now, after = moved
+    now_ms, after_ms = (link_ms(it, rate) for it in moved)
     saved = None if now_ms is None or after_ms is None else now_ms - after_ms
-    names = ", ".join(row["name"] for row in used)
-    words = f"use zensync: for {names}" if used else "leave it: nothing would be saved"
+    names = ", ".join(row["name"] for row in rows if row["verdict"] == "use zensync")
+    is_worth = bool(names) and now - after > _LEAST_SAVING * now
+    if is_worth:
+        words = f"use zensync: for {names}"
+    else:
+        words = "leave it: little is saved in all" if names else "leave it: nothing is saved"
     return {
         "now_bytes": now, "zensync_bytes": after, "now_ms": now_ms, "zensync_ms": after_ms,
         "saved_ms": saved, "verdict": words,
