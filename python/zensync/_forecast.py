@@ -181,7 +181,7 @@ def _flow_of(record: Record, way: str, ranks: int) -> tuple[str, Flow]:
     if way == "dense":
         return "dense", ring_flow(subject.bytes, ranks)
     if by_elements(record):
-        return "balanced", _by_elements_flow(record, ranks)
+        return _by_elements_flow(record, ranks)
     found = [_replay(subject, step.sets) for step in record.kept]
     whole = Flow.none(ranks)
     for _, flow in found:
@@ -189,13 +189,18 @@ def _flow_of(record: Record, way: str, ranks: int) -> tuple[str, Flow]:
     return found[-1][0], whole.scaled(1 / len(found))
 
 
-def _by_elements_flow(record: Record, ranks: int) -> Flow:
-    """An estimate: the elements of a row's ranks overlap as rows do."""
+def _by_elements_flow(record: Record, ranks: int) -> tuple[str, Flow]:
+    """An estimate: within the rows that several ranks have, elements are as if by chance."""
     subject = record.subject
-    own = record.average("element_density") * subject.rows * subject.row_elems
-    sent = own * (1.0 + record.average("densification", "active"))  # pushed, and the union pulled
-    bytes_each = (ranks - 1) / ranks * sent * (subject.item_bytes + _ELEMENT_INDEX_BYTES)
-    return Flow(np.full((2, ranks), bytes_each), np.zeros(ranks))
+    elems = subject.rows * subject.row_elems
+    own, union_rows = record.average("element_density"), record.average("union_density")
+    share = own / record.average("density")  # of a row that a rank has
+    sharers = ranks * record.average("density") / union_rows
+    union = union_rows * (1 - (1 - share) ** sharers)
+    balanced, gathered = (ranks - 1) / ranks * (own + union), (ranks - 1) * own
+    bytes_each = min(balanced, gathered) * elems * (subject.item_bytes + _ELEMENT_INDEX_BYTES)
+    scheme = "balanced" if balanced <= gathered else "agsparse"
+    return scheme, Flow(np.full((2, ranks), bytes_each), np.zeros(ranks))
 
 
 def _replay(subject: Subject, sets: Sequence[Units]) -> tuple[str, Flow]:
