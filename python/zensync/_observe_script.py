@@ -110,9 +110,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--steps", type=int, default=20, help="backward passes (20)")
     parser.add_argument("--rate", help="of each host's link, e.g. 200mbit; default: timed")
-    parser.add_argument(
-        "--hosts", help="a name per rank, equal where ranks share a card: a,a,b,b"
-    )
+    parser.add_argument("--hosts", help="a name per rank, equal where ranks share a card: a,a,b,b")
     parser.add_argument("--json", metavar="FILE", help="where the figures go; - is stdout")
     parser.add_argument("script")
     parser.add_argument("args", nargs=argparse.REMAINDER)

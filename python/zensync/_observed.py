@@ -163,12 +163,12 @@ class Diary:
         try:
             with np.load(io.BytesIO(packed), allow_pickle=False) as file:
                 layouts, elements, bits = (file[it] for it in ("layouts", "elements", "bits"))
-        except (OSError, KeyError, zipfile.BadZipFile, EOFError) as why:
-            raise ValueError(f"not a diary: {why}") from why
+        except (OSError, KeyError, zipfile.BadZipFile, EOFError, ValueError) as why:
+            raise ValueError(f"a rank's diary cannot be read ({type(why).__name__})") from why
         shape = (len(layouts), self._count)
         fits = layouts.shape == elements.shape == shape
         if not fits or bits.shape != (len(layouts), self._ends[-1]) or layouts.max(initial=0) > COO:
-            raise ValueError("the diary of other parameters")
+            raise ValueError("a rank's diary is of other parameters")
         other.layouts, other.elements, other.bits = list(layouts), list(elements), list(bits)
         return other
 
