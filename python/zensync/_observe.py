@@ -256,7 +256,7 @@ class Observation:
             self.close()
 
     def report(self, timeout_s: float = 60.0) -> dict[str, Any]:
-        """All figures, equal on all ranks, as plain data for JSON. Ends the observation.
+        """All figures, equal on all ranks but for "error", as plain data. Ends the observation.
 
         May be called on one rank alone. Waits until the other ranks have seen as many steps, have
         closed theirs, or have ended; where one has not after `timeout_s`, "error" says so, and
@@ -269,13 +269,13 @@ class Observation:
                 diaries = [
                     self._diary if one is None else self._diary.unpack(one) for one in packed
                 ]
+                records = records_of(self._subjects, diaries)
+                self._report = self._make_report(records, self.error)
             except (RuntimeError, ValueError) as why:
-                self.error = self.error or str(why)
-                return self._make_report([])
-            self._report = self._make_report(records_of(self._subjects, diaries))
+                return self._make_report([], self.error or str(why))
         return self._report
 
-    def _make_report(self, records: Sequence[Record]) -> dict[str, Any]:
+    def _make_report(self, records: Sequence[Record], error: str | None) -> dict[str, Any]:
         rows: list[dict[str, Any]] = []
         moved, figures = (0.0, 0.0), {"exchange_bytes": 0.0, "dense_bytes": 0.0}
         if records and records[0].steps:
@@ -291,7 +291,7 @@ class Observation:
             figures = {"exchange_bytes": whole.exchanged, "dense_bytes": whole.handed}
         return {
             "ranks": self.size, "steps": records[0].steps if records else 0,
-            "every": self._stride, "rate_bits_per_s": self._rate, "error": self.error,
+            "every": self._stride, "rate_bits_per_s": self._rate, "error": error,
             **totals(rows, moved, self._rate), **figures, "parameters": rows,
         }  # fmt: skip
 

@@ -141,6 +141,7 @@ def leaving_body(rank, size):
     dist.barrier()
     late.close()
     found["after"] = density(late.report())
+    assert late.report()["error"] is None
 
     seen = zensync.observe(module, 1)
     if rank == 1:
@@ -167,7 +168,7 @@ def leaving_body(rank, size):
 
 
 def test_what_ends_before_the_report():
-    results = run_ranks(2, leaving_body)
+    results = run_ranks(2, leaving_body, store="tcp")
     for rank, found in enumerate(results):
         assert found["model"]
         assert found["group"] == found["after"] == 7
