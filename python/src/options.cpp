@@ -68,6 +68,8 @@ Status set_option(OpenOptions& parsed, const std::string& key, nb::handle value)
     parsed.address = nb::cast<std::string>(value);
   } else if (key == "hosts") {
     parsed.host_id = nb::cast<std::string>(value);
+  } else if (key == "caller_settings") {
+    parsed.caller_settings = nb::cast<std::string>(value);
   } else if (key == "control") {
     parsed.control = nb::cast<bool>(value);
   } else if (key == "faults") {
@@ -117,7 +119,8 @@ std::string OpenOptions::settings() const {
          " codec=" + std::string(kCodecs[static_cast<std::size_t>(engine.wire.codec)]) +
          " partition=" + (engine.wire.partition == PartitionKind::kRange ? "range" : "rotation") +
          " transport=" + (open_link.is_valid() ? "torch" : "native") +
-         " verify=" + (engine.wire.verify ? "1" : "0");
+         " verify=" + (engine.wire.verify ? "1" : "0") +
+         (caller_settings.empty() ? "" : " " + caller_settings);
 }
 
 Result<OpenOptions> parse_options(const nb::dict& options) {

@@ -23,17 +23,18 @@ struct OpenOptions {
   std::chrono::milliseconds beat{1000};
   std::chrono::milliseconds warn_after{10000};
   std::chrono::milliseconds silent_after{60000};
-  bool control = true;         ///< whether there are control connections
-  std::vector<Fault> faults;   ///< what this rank is to do wrong, for tests
-  nanobind::object open_link;  ///< gives the torch driver's link; none: the native mesh
+  std::string caller_settings;  ///< settings of the caller's own that every rank must share
+  bool control = true;          ///< whether there are control connections
+  std::vector<Fault> faults;    ///< what this rank is to do wrong, for tests
+  nanobind::object open_link;   ///< gives the torch driver's link; none: the native mesh
   /// Settings that every rank must share, as text.
   std::string settings() const;
 };
 
 /// `options` may have: name, address, scheme, max_bytes, deadline_s, silent_after_s, verify, hosts,
-/// timeout_s, connect_timeout_s, control, open_link and, for tests and comparisons, beat_s,
-/// warn_after_s, faults, codec, partition and parts (of a row); None means "not given".
-/// ZENSYNC_VERIFY overrides `verify`. Errors: kInvalid, kUnsupported. Needs the GIL.
+/// timeout_s, connect_timeout_s, control, open_link, caller_settings and, for tests and
+/// comparisons, beat_s, warn_after_s, faults, codec, partition and parts (of a row); None means
+/// "not given". ZENSYNC_VERIFY overrides `verify`. Errors: kInvalid, kUnsupported. Needs the GIL.
 Result<OpenOptions> parse_options(const nanobind::dict& options);
 
 /// Seconds as milliseconds, at least 1.

@@ -2,14 +2,14 @@
 
 `import zensync` needs no torch; what belongs to PyTorch is loaded when it is first used:
 `attach`, `State`, `hook` (for `ddp.register_comm_hook`), `all_reduce`, `reduce_scatter`,
-`all_gather_rows` and `clip_grad_norm_`.
+`all_gather_rows`, `by_columns`, `clip_grad_norm_` and the dry run `observe`.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from . import errors
+from . import _debug, errors
 from ._core import __version__
 from .errors import (
     CapacityError,
@@ -21,10 +21,14 @@ from .errors import (
     UnsupportedError,
 )
 
+_debug.set_up()
+
 if TYPE_CHECKING:
     from ._attach import attach as attach
     from ._clip import clip_grad_norm_ as clip_grad_norm_
     from ._gather import all_gather_rows as all_gather_rows
+    from ._observe import Observation as Observation
+    from ._observe import observe as observe
     from ._scatter import reduce_scatter as reduce_scatter
     from .ddp_hook import hook as hook
     from .reduce import all_reduce as all_reduce
@@ -36,6 +40,7 @@ __all__ = [
     "DeadlineError",
     "Error",
     "MismatchError",
+    "Observation",
     "PeerLostError",
     "State",
     "UnsupportedError",
@@ -46,16 +51,19 @@ __all__ = [
     "clip_grad_norm_",
     "errors",
     "hook",
+    "observe",
     "reduce_scatter",
 ]
 
 _NEEDS_TORCH = (
+    "Observation",
     "State",
     "all_gather_rows",
     "all_reduce",
     "attach",
     "clip_grad_norm_",
     "hook",
+    "observe",
     "reduce_scatter",
 )
 

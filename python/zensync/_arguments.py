@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from . import _debug
 from ._settings import disable_problem, transport_problem
 from .errors import Error, UnsupportedError
 
@@ -29,6 +30,8 @@ def require_environment() -> None:
     """Error if the environment asks for what cannot be had."""
     if (problem := disable_problem()) is not None:
         raise Error(problem)
+    if (problem := _debug.problem()) is not None:
+        raise Error(problem)
     if (problem := transport_problem()) is not None:
         raise UnsupportedError(problem)
 
@@ -42,6 +45,26 @@ def require_silence(value: Any) -> float | None:
     if seconds is not None and seconds < _LEAST_SILENCE_S:
         raise Error(f"silent_after_s= must be at least {_LEAST_SILENCE_S:g} s, not {value!r}")
     return seconds
+
+
+def require_count(name: str, value: Any) -> int:
+    """`value` if it is a whole number, 0 or more. Error that names the argument."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise Error(f"{name}= must be a whole number, 0 or more, not {value!r}")
+    return value
+
+
+def checked_options(given: dict[str, Any], rank: int, size: int, disabled: bool) -> dict[str, Any]:
+    """Arguments of a State as options of the engine. Error for what cannot be meant."""
+    if not disabled:
+        require_environment()
+    names = host_names(given["hosts"], size)
+    return {
+        **given,
+        "deadline_s": require_seconds("deadline_s", given["deadline_s"]),
+        "silent_after_s": require_silence(given["silent_after_s"]),
+        "hosts": names[rank] if names else None,
+    }
 
 
 def require_module(module: Any) -> None:

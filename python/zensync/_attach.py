@@ -29,7 +29,7 @@ from .state import State
 _ALL, _TABLES = "all", "tables"
 _attached: weakref.WeakKeyDictionary[torch.nn.Module, Attachment] = weakref.WeakKeyDictionary()
 _hooked: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # forward hooks stay
-_logger = logging.getLogger("zensync")
+_logger = logging.getLogger("zensync.init")
 
 
 def attach(
@@ -91,6 +91,12 @@ def attach(
         module.register_forward_pre_hook(_before_forward)
         module.register_forward_hook(_after_forward)
     return state
+
+
+def is_attached(module: torch.nn.Module) -> bool:
+    """Whether an open State takes care of a plain module."""
+    found = _attached.get(module)
+    return found is not None and not found.state.is_closed
 
 
 def _weak_no_sync(attachment: weakref.ref[Attachment]) -> Any:

@@ -19,6 +19,7 @@ import torch
 
 from . import _torch_compat
 from ._carrier import PlainCarrier, StateCarrier
+from ._debug import span
 from ._parcels import Parcel, Slot, parcels_of
 from ._worker import as_error
 from .errors import MismatchError, UnsupportedError
@@ -154,7 +155,7 @@ class Attachment:
 
     def _finish(self) -> None:
         """The end of a backward: gradients are final when it returns."""
-        with self._lock:
+        with span("end of backward"), self._lock:
             try:
                 self._synchronise()
             finally:

@@ -35,6 +35,7 @@ class BucketPlan:
     dtype: torch.dtype
     large: list[LargeParameter] = field(default_factory=list)
     rest_name: str = ""
+    title: str = ""  # what traces call it
     scratch: torch.Tensor | None = None  # for a rest that is not contiguous; one step at a time
 
     @classmethod
@@ -56,7 +57,9 @@ class BucketPlan:
                 plan.large.append(LargeParameter(place, name, spec, starts_dense))
         first, last = names.name(parameters[0]), names.name(parameters[-1])
         count = len(parameters)
-        plan.rest_name = f"bucket of {count} ({first} … {last}) {digest.hexdigest()[:12]}"
+        bucket = f"bucket of {count} ({first} … {last})"
+        plan.title = first if count == 1 else bucket
+        plan.rest_name = f"{bucket} {digest.hexdigest()[:12]}"
         return plan
 
 

@@ -30,7 +30,7 @@ class StateCarrier:
         require_supported(buffer)
         state = self._state
         plan = state.plans.get(parameters, buffer.dtype)
-        return state.call(lambda: start_bucket(state, plan, buffer, views))
+        return state.call(lambda: start_bucket(state, plan, buffer, views), plan.title)
 
     def coo(self, name: str, tensor: torch.Tensor) -> Pending:
         """Averages a COO tensor; the value is a coalesced one."""
@@ -39,7 +39,7 @@ class StateCarrier:
         state.require_coo()
         options = _core.JobOptions(name, _core.ReduceOp.AVG)
         parts = CooParts.of(tensor)
-        return state.call(lambda: submit_coo(state, parts, options))
+        return state.call(lambda: submit_coo(state, parts, options), name)
 
     def largest(self, name: str, vector: torch.Tensor) -> Pending:
         """The largest entries of an int32 vector over all ranks, which first agree on its name."""
@@ -56,7 +56,7 @@ class StateCarrier:
 
             return run
 
-        return state.call(start)
+        return state.call(start, name)
 
 
 class PlainCarrier:

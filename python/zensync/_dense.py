@@ -31,7 +31,7 @@ ASK_S = 1.0  # for the control connections to say who is gone
 _ASK_AT_START_S = 0.3  # less, so that the rank with the cause speaks before those it breaks off
 
 
-_logger = logging.getLogger("zensync")
+_logger = logging.getLogger("zensync.net")
 
 
 def tell_notices(engine: _core.Engine) -> None:

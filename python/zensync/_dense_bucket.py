@@ -30,6 +30,7 @@ def start_bucket(
     sparse, probed = _split(state, plan)
     rest = Rest(buffer, [_range(gradients[one.place], buffer) for one in sparse])
     agreed = _agree(state, plan, rest, [(one, gradients[one.place]) for one in probed])
+    checks = [state.checks.dense(one.name, gradients[one.place], True) for one in sparse]
     jobs = [(one, _submit(state, one, gradients[one.place])) for one in sparse]
 
     def run() -> torch.Tensor:
@@ -48,6 +49,9 @@ def start_bucket(
             rest.put_back()
         for one in use_dense:
             dense_fallback(state, gradients[one.place], True, one.name)
+        for check in checks:
+            if check is not None:
+                check.compare(state)
         return buffer
 
     return run

@@ -53,7 +53,7 @@ def all_gather_rows(
         return _run_plain(cut, param, ids, used.group).reshape(shape)
     output = torch.empty(shape, dtype=param.dtype)
     options = _core.JobOptions(name or _default_name(cut, param.dtype), _core.ReduceOp.SUM)
-    pending = used.call(_starter(used, (cut, param, ids, output), options))
+    pending = used.call(_starter(used, (cut, param, ids, output), options), options.name)
     Work(pending, output, "all_gather_rows").wait()
     return output
 

@@ -31,7 +31,7 @@ _LOOPBACK = "127.0.0.1"
 
 _CONNECT_TIMEOUT_S = 30.0  # once all ranks have come
 _AGAIN_S = 60.0  # for the next way: all ranks were there a moment ago
-_logger = logging.getLogger("zensync")
+_logger = logging.getLogger("zensync.net")
 
 _locks: weakref.WeakKeyDictionary[dist.ProcessGroup, threading.RLock] = weakref.WeakKeyDictionary()
 _stores: weakref.WeakKeyDictionary[dist.ProcessGroup, dist.Store] = weakref.WeakKeyDictionary()

@@ -3,17 +3,20 @@
 from ._attach import attach
 from ._clip import clip_grad_norm_
 from ._gather import all_gather_rows
+from ._observe import Observation, observe
 from ._scatter import reduce_scatter
 from .ddp_hook import hook
 from .reduce import all_reduce
 from .state import State
 
 __all__ = [
+    "Observation",
     "State",
     "all_gather_rows",
     "all_reduce",
     "attach",
     "clip_grad_norm_",
     "hook",
+    "observe",
     "reduce_scatter",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from . import _core
+from . import _core, _debug
 
 TRANSPORT = "native"
 TORCH = "torch"
@@ -40,6 +40,7 @@ def transport_problem() -> str | None:
 def problems() -> list[str]:
     """Everything that a State would refuse because of the environment."""
     found = [disable_problem(), transport_problem(), _core.info()["kernels_error"]]
+    found.append(_debug.problem())
     verify = os.environ.get("ZENSYNC_VERIFY", "")
     if verify not in ("", "0", "1"):
         found.append(f'ZENSYNC_VERIFY is "{verify}"; it must be 0 or 1')

@@ -30,7 +30,7 @@ def take_over(state: State, named: Named) -> None:
     if state.disabled:
         _take_over_plainly(state, named)
         return
-    pending = state.call(lambda: _start(state, named))
+    pending = state.call(lambda: _start(state, named), "take over parameters")
     pending.wait()
     if pending.error is not None:
         raise pending.error

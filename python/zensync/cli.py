@@ -1,4 +1,7 @@
-"""The command line: `zensync info | demo | bench`, or `--version`. Each loads only its own."""
+"""The command line: `zensync info | demo | bench | observe`, or `--version`.
+
+Each loads only its own.
+"""
 
 from __future__ import annotations
 
@@ -119,6 +122,18 @@ def bench(context: typer.Context) -> None:
     from .bench import main as run
 
     _run(run, "bench", context.args)
+
+
+@app.command(context_settings=_PASS_ON)
+def observe(context: typer.Context) -> None:
+    """Runs a training script as it is, and says what zensync would change (`--help`)."""
+    try:
+        from ._observe_script import main as run
+    except ImportError as why:
+        typer.echo(f"zensync observe: PyTorch cannot be imported here ({why})", err=True)
+        raise typer.Exit(2) from why
+
+    _run(run, "observe", context.args)
 
 
 def _run(run: Callable[[], int | None], command: str, arguments: list[str]) -> None:

@@ -58,7 +58,7 @@ def _sparse_bucket(
     state.require_coo()
     options = _core.JobOptions(state.plans.names.name(parameter), _AVG)
     parts = CooParts.of(buffer.detach())
-    return state.call(lambda: submit_coo(state, parts, options)).future
+    return state.call(lambda: submit_coo(state, parts, options), options.name).future
 
 
 def _dense_bucket(
@@ -66,4 +66,4 @@ def _dense_bucket(
 ) -> torch.futures.Future[torch.Tensor]:
     plan = state.plans.get(bucket.parameters(), buffer.dtype)
     gradients = bucket.gradients() if plan.large else []
-    return state.call(lambda: start_bucket(state, plan, buffer, gradients)).future
+    return state.call(lambda: start_bucket(state, plan, buffer, gradients), plan.title).future

@@ -166,6 +166,8 @@ def _submit_strided(
         used = whole.resolve_neg().contiguous()  # itself, if it can be summed in place
 
     def start() -> Callable[[], Any]:
+        average = options.op == _core.ReduceOp.AVG
+        check = state.checks.dense(options.name, used, average)
         ids_at = 0 if rows is None else _address(ids)
         view = _core.DenseTensor(used.data_ptr(), spec, ids_at, ids.numel())
         job = state.submit_dense(view, options)
@@ -174,14 +176,16 @@ def _submit_strided(
             outcome = state.await_job(job, options.name)
             with mode_of(tensor):
                 if outcome == _core.Outcome.USE_DENSE:
-                    dense_fallback(state, used, options.op == _core.ReduceOp.AVG, options.name)
+                    dense_fallback(state, used, average, options.name)
+                if check is not None:
+                    check.compare(state)
                 if used.data_ptr() != whole.data_ptr():
                     whole.copy_(used)
             return [tensor]
 
         return run
 
-    return state.call(start)
+    return state.call(start, options.name)
 
 
 def _address(ids: torch.Tensor) -> int:
@@ -196,9 +200,16 @@ def submit_coo(
     state: State, parts: CooParts, options: _core.JobOptions
 ) -> Callable[[], torch.Tensor]:
     """Submits a COO tensor; what it returns, run on the worker, gives the coalesced sum."""
+    check = state.checks.coo(options.name, parts, options.op == _core.ReduceOp.AVG)
     job = state.submit_coo(parts.core_tensor(), options)
 
     def run() -> torch.Tensor:
+        result = finish()
+        if check is not None:
+            check.compare(state, result)
+        return result
+
+    def finish() -> torch.Tensor:
         if state.await_job(job, options.name) == _core.Outcome.DONE:
             return parts.fetch(job)
         dense, member = parts.dense(), parts.member()
@@ -226,4 +237,4 @@ def _submit_coo(state: State, tensor: torch.Tensor, options: _core.JobOptions) -
 
         return run
 
-    return state.call(start)
+    return state.call(start, options.name)

@@ -8,7 +8,6 @@ ranks share, the State refuses jobs until it is made anew.
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import sys
 import threading
@@ -20,17 +19,12 @@ import torch
 import torch.distributed as dist
 
 from . import _core, _exit, _torch_compat
-from ._arguments import (
-    host_names,
-    require_environment,
-    require_group,
-    require_module,
-    require_seconds,
-    require_silence,
-)
+from ._arguments import checked_options, require_count, require_group, require_module
 from ._bucket import BucketPlans
+from ._check import SumChecks
+from ._debug import say_job, say_made, span
 from ._dense import tell_notices
-from ._mesh import Way, open_mesh, refuse_mesh
+from ._mesh import open_mesh, refuse_mesh
 from ._names import ParameterNames
 from ._settings import is_disabled
 from ._worker import WAITS_FOR_ITSELF, Pending, Worker, as_error
@@ -46,7 +40,6 @@ from .errors import (
 _ABORT_SHARE = 0.6  # of a bound on close: for jobs to end by themselves
 _NOTICE_S = 1.0  # how often a wait looks for something to tell
 _SETTLE_S = 10.0  # for the jobs of a call that failed, once they were aborted
-_logger = logging.getLogger("zensync")
 
 Run = Callable[[], Any]  # what the worker runs
 Start = Callable[[], Run]  # submits jobs
@@ -62,6 +55,8 @@ class State:
     deadline_s: for one job; the group's time-out if None.
     silent_after_s: a rank whose heartbeat has stopped for so long is given up by those who wait.
     verify: digests on messages; on if None. Equal values on all ranks, or MismatchError.
+    check_every: k > 0 compares every k-th sum of each name with the dense one, within rounding, and
+    raises MismatchError that names tensor, rank and row; costs a copy and three dense all-reduces.
     Errors: UnsupportedError, MismatchError, DeadlineError (a rank did not come), PeerLostError.
     """
 
@@ -78,6 +73,7 @@ class State:
         deadline_s: float | None = None,
         silent_after_s: float = 60.0,
         verify: bool | None = None,
+        check_every: int = 0,
         _tuning: dict[str, Any] | None = None,
     ) -> None:
         self.group = require_group(process_group)
@@ -95,21 +91,21 @@ class State:
         self._no_sync: Callable[[], contextlib.AbstractContextManager[None]] | None = None
         self._jobs: list[_core.Job] = []  # of the call that is being made, under the lock
 
+        given = {
+            "scheme": scheme,
+            "max_bytes": max_bytes,
+            "deadline_s": deadline_s,
+            "silent_after_s": silent_after_s,
+            "verify": verify,
+            "hosts": hosts,
+        }
+
         def choose() -> dict[str, Any]:
             """What this rank alone can find wrong; its peers are told."""
-            if not self.disabled:
-                require_environment()
             require_module(module)
-            names = host_names(hosts, self.size)
-            return {
-                "scheme": scheme,
-                "max_bytes": max_bytes,
-                "deadline_s": require_seconds("deadline_s", deadline_s),
-                "silent_after_s": require_silence(silent_after_s),
-                "verify": verify,
-                "hosts": names[self.rank] if names else None,
-                **(_tuning or {}),
-            }
+            every = require_count("check_every", check_every)
+            options = checked_options(given, self.rank, self.size, self.disabled)
+            return {**options, "caller_settings": f"check_every={every}", **(_tuning or {})}
 
         if self.disabled:
             choose()
@@ -118,8 +114,9 @@ class State:
             self._engine, self._dense, way = open_mesh(self.group, choose)
             if self.size > 1:
                 self.transport = way.transport
-            _say_what_is_active(self, way)
+            say_made(self, way.describe())
             self._worker = Worker(f"zensync-{self.rank}")
+        self.checks = SumChecks(check_every)
         self.plans = BucketPlans(ParameterNames(module))
         self._closed = False
         _exit.register(self)
@@ -174,28 +171,29 @@ class State:
         if not self.disabled and self._worker.is_current():
             raise Error(WAITS_FOR_ITSELF.format(what=what))
 
-    def call(self, start: Start) -> Pending:
+    def call(self, start: Start, name: str) -> Pending:
         """Makes one call: `start` submits its jobs and returns what the worker then runs.
 
         Both under the State's lock, so that the order is one, and no job starts while the State
         closes. What `start` refers to is held until its jobs have ended, whatever happens.
+        name: what traces call it.
         """
         self.require_usable()
-        with self._lock:
+        with span(f"launch {name}"), self._lock:
             self.require_usable()
             self._count("jobs")
             jobs = self._jobs = []
             interrupt: BaseException | None = None
             try:
                 run = start()
-                pending = self._worker.submit(lambda: self._finish(start, run, jobs))
+                pending = self._worker.submit(lambda: self._finish(start, run, jobs, name))
             except BaseException as why:
                 if not jobs:
                     raise
                 failed = _raiser(as_error(why, self.rank))
                 self._abort(as_error(why, self.rank))  # the jobs would wait for their like
                 interrupt = None if isinstance(why, Exception) else why
-                pending = self._worker.submit(lambda: self._finish(start, failed, jobs))
+                pending = self._worker.submit(lambda: self._finish(start, failed, jobs, name))
         if interrupt is not None:
             raise interrupt
         return pending
@@ -217,10 +215,11 @@ class State:
         self._jobs.append(job)
         return job
 
-    def _finish(self, start: Start, run: Run, jobs: list[_core.Job]) -> Any:
+    def _finish(self, start: Start, run: Run, jobs: list[_core.Job], name: str) -> Any:
         """Runs a call. After an error its jobs are waited for: they may write to what it holds."""
         try:
-            return run()
+            with span(f"sync {name}"):
+                return run()
         except BaseException as why:
             error = self._fail(as_error(why, self.rank))
             until = time.monotonic() + _SETTLE_S
@@ -236,7 +235,9 @@ class State:
         if job.error is not None:
             raise_error(job.error)
         if name is not None:
-            self._reports[name] = {**job.report, "outcome": job.outcome.name.lower()}
+            report = {**job.report, "outcome": job.outcome.name.lower()}
+            say_job(self.rank, name, report, self._reports.get(name))
+            self._reports[name] = report
         return job.outcome
 
     def note_failure(self, error: Error) -> None:
@@ -378,18 +379,6 @@ class State:
     def __repr__(self) -> str:
         word = "closed" if self._closed else "disabled" if self.disabled else "open"
         return f"zensync.State(rank {self.rank} of {self.size}, {word})"
-
-
-def _say_what_is_active(state: State, way: Way) -> None:
-    kernels = _core.info()["kernels_active"]
-    _logger.info(
-        "zensync: rank %d of %d over %s, kernels %s, scheme %s",
-        state.rank,
-        state.size,
-        way.describe(),
-        kernels,
-        state.scheme,
-    )
 
 
 def _raiser(error: Error) -> Callable[[], Any]:

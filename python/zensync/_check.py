@@ -1,0 +1,148 @@
+"""`State(check_every=k)`: every k-th sum of each name is compared with the dense one.
+
+The input is copied when the call is made; the dense sum is made by the State's dense group, on the
+worker, in blocks, so that memory is that copy and a few blocks. In fp64 (integers: exactly), and
+two results may differ by what rounding does: n · eps · Σ|x| of the dtype that sums are made in.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ._dense import MAX
+from ._tensors import HALVES, CooParts
+from .errors import MismatchError
+
+if TYPE_CHECKING:
+    from .state import State
+
+BLOCK_ELEMS = 1 << 21
+_logger = logging.getLogger("zensync.coll")
+
+Block = Callable[[int, int], torch.Tensor]  # rows [begin, end) of a tensor, dense-stored
+
+
+class SumChecks:
+    """Which sums are due; equal on all ranks, whose calls are the same."""
+
+    def __init__(self, every: int) -> None:
+        self._every = every
+        self._made: dict[str, int] = {}
+
+    def dense(self, name: str, tensor: torch.Tensor, average: bool) -> SumCheck | None:
+        """For a contiguous tensor that is about to be summed in place; None: not due."""
+        if not self._is_due(name):
+            return None
+        rows = tensor.shape[0] if tensor.dim() > 1 else tensor.numel()
+        row_elems = tensor.numel() // rows if rows else 1
+        before = tensor.detach().clone().view(rows, row_elems)
+        view = tensor.detach().view(rows, row_elems)
+        shape = _Shape(rows, row_elems, tensor.dtype, average)
+        return SumCheck(name, shape, lambda begin, end: before[begin:end], lambda _: _rows(view))
+
+    def coo(self, name: str, parts: CooParts, average: bool) -> SumCheck | None:
+        """For the parts of a COO tensor; `compare` gets the result."""
+        if not self._is_due(name):
+            return None
+        shape = _Shape(parts.rows, parts.row_elems, parts.values.dtype, average)
+        before = _entries(parts.indices.clone(), parts.values.clone(), parts.row_elems)
+
+        def after(result: Any) -> Block:
+            found = CooParts.of(result)
+            return _entries(found.indices, found.values, parts.row_elems)
+
+        return SumCheck(name, shape, before, after)
+
+    def _is_due(self, name: str) -> bool:
+        if self._every == 0:
+            return False
+        made = self._made[name] = self._made.get(name, 0) + 1
+        return made % self._every == 0
+
+
+@dataclass(frozen=True)
+class _Shape:
+    rows: int
+    row_elems: int
+    dtype: torch.dtype
+    average: bool
+
+
+@dataclass(frozen=True)
+class SumCheck:
+    """One sum that is due: its input, and how to read its result."""
+
+    name: str
+    shape: _Shape
+    before: Block
+    after: Callable[[Any], Block]
+
+    def compare(self, state: State, result: Any = None) -> None:
+        """On the worker, once the sum is there. MismatchError, on all ranks alike."""
+        after = self.after(result)
+        step = max(BLOCK_ELEMS // max(self.shape.row_elems, 1), 1)
+        found = torch.zeros(2 * state.size, dtype=torch.int64)  # how many, first row + 1, by rank
+        for begin in range(0, self.shape.rows, step):
+            end = min(begin + step, self.shape.rows)
+            wrong = self._wrong(state, self.before(begin, end), after(begin, end))
+            rows = wrong.any(1).nonzero().view(-1)
+            if len(rows) and found[state.rank] == 0:
+                found[state.size + state.rank] = begin + int(rows[0]) + 1
+            found[state.rank] += int(wrong.sum())
+        state.dense.all_reduce(found, MAX, self.name)
+        if found.any():
+            raise self._error(*(part.tolist() for part in found.split(state.size)))
+
+    def _wrong(self, state: State, before: torch.Tensor, got: torch.Tensor) -> torch.Tensor:
+        """bool [rows, row_elems]: which elements of the result are not the sum."""
+        if not before.dtype.is_floating_point:
+            total = before.to(torch.int64, copy=True)
+            state.dense.all_reduce(total, name=self.name)
+            return got.to(self.shape.dtype) != total.to(self.shape.dtype)  # both wrap around
+        total, size = before.to(torch.float64, copy=True), before.double().abs()
+        state.dense.all_reduce(total, name=self.name)
+        state.dense.all_reduce(size, name=self.name)
+        ranks = state.size if self.shape.average else 1
+        total, size, result = total / ranks, size / ranks, got.double()
+        own = torch.finfo(self.shape.dtype)
+        added = torch.finfo(torch.float32) if self.shape.dtype in HALVES else own
+        # Twice: the fp64 sum is rounded too. A subnormal result is off by one of its steps.
+        allowed = 2 * (state.size + 1) * added.eps * size + own.eps * total.abs() + own.tiny
+        is_same = (result == total) | (result.isnan() & total.isnan())
+        overflows = (size * ranks > added.max) | (total.abs() > own.max)  # on the way, or at last
+        is_right = is_same | ((result - total).abs() <= allowed)
+        return ~(is_right | (overflows & ~result.isfinite()))
+
+    def _error(self, counts: list[int], rows: list[int]) -> MismatchError:
+        wrong = [rank for rank, count in enumerate(counts) if count]
+        words = "; ".join(
+            f"rank {rank} has {counts[rank]} wrong elements, the first in row {rows[rank] - 1}"
+            for rank in wrong
+        )
+        alike = len(counts) > 1 and len(wrong) == len(counts) and len({*counts}) == 1
+        hint = ": the same on all ranks, so its owner added wrongly" if alike else ""
+        culprit = None if alike else wrong[0]
+        text = f'"{self.name}" is not the dense sum (check_every): {words}{hint}'
+        return MismatchError(text, tensor=self.name, culprit=culprit)
+
+
+def _rows(table: torch.Tensor) -> Block:
+    return lambda begin, end: table[begin:end]
+
+
+def _entries(indices: torch.Tensor, values: torch.Tensor, row_elems: int) -> Block:
+    """Rows of a COO tensor, duplicates added up."""
+    flat = values.detach().reshape(len(indices), row_elems)
+    wide = torch.float64 if flat.is_floating_point() else torch.int64
+
+    def block(begin: int, end: int) -> torch.Tensor:
+        inside = ((indices >= begin) & (indices < end)).nonzero().view(-1)
+        result = torch.zeros((end - begin, row_elems), dtype=wide)
+        return result.index_add_(0, indices[inside] - begin, flat[inside].to(wide))
+
+    return block
