@@ -189,6 +189,16 @@ JobHandle submit(const EngineHandle& self, const Tensor& tensor, const JobOption
   return JobHandle(engine.submit(to_job(tensor, options)));
 }
 
+JobHandle submit_reduce_scatter(const EngineHandle& self, const DenseTensor& tensor,
+                                std::uintptr_t output, bool by_rows, const JobOptions& options) {
+  Engine& engine = self.engine();
+  nb::gil_scoped_release release;
+  JobSpec job = to_job(tensor, options);
+  job.shard = ShardView{by_rows ? ShardLayout::kRows : ShardLayout::kColumns,
+                        reinterpret_cast<void*>(output)};
+  return JobHandle(engine.submit(std::move(job)));
+}
+
 // (tensor with pointer or 0, options, whether its density is probed)
 using AgreeItem = std::tuple<DenseTensor, JobOptions, bool>;
 
@@ -262,6 +272,8 @@ void bind_engine(nb::module_& module) {
   nb::class_<EngineHandle>(module, "Engine", "Jobs of one State.")
       .def("submit_dense", &submit<DenseTensor>, nb::arg("tensor"), nb::arg("options"))
       .def("submit_coo", &submit<CooTensor>, nb::arg("tensor"), nb::arg("options"))
+      .def("submit_reduce_scatter", &submit_reduce_scatter, nb::arg("tensor"), nb::arg("output"),
+           nb::arg("by_rows"), nb::arg("options"))
       .def("agree", &agree, nb::arg("items"))
       .def("would_be_dense", &would_be_dense, nb::arg("name"), nb::arg("spec"),
            nb::arg("starts_dense"))

@@ -35,6 +35,16 @@ void copy_result(const JobHandle& self, std::uintptr_t indices, std::uintptr_t v
   if (!bytes.empty()) std::memcpy(reinterpret_cast<void*>(values), bytes.data(), bytes.size());
 }
 
+// A reduce-scatter is no scheme of a plan, but what went over the wire all the same.
+void add_shard(const JobReport& report, nb::dict& result) {
+  result["scheme"] = "reduce_scatter";
+  result["layout"] = report.call == JobCall::kScatterRows ? "rows" : "columns";
+  nb::list sent;
+  for (const std::uint64_t units : report.shard.sent_units) sent.append(units);
+  result["owner_units"] = sent;
+  result["imbalance"] = report.shard.imbalance();
+}
+
 }  // namespace
 
 nb::dict to_dict(const JobReport& report) {
@@ -50,6 +60,7 @@ nb::dict to_dict(const JobReport& report) {
   for (const std::uint64_t end : report.chunk_ends) chunk_ends.append(end);
   result["chunk_ends"] = chunk_ends;
   result["seconds"] = report.seconds;
+  if (report.call != JobCall::kAllReduce) add_shard(report, result);
   return result;
 }
 

@@ -20,7 +20,7 @@ class JobHandle {
 };
 
 /// A report as a dict: scheme, width, units, union_units, sent_bytes, received_bytes,
-/// chunk_ends, seconds.
+/// chunk_ends, seconds; of a reduce-scatter also layout, owner_units and imbalance.
 nanobind::dict to_dict(const JobReport& report);
 
 void bind_job(nanobind::module_& module);

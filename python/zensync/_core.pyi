@@ -83,6 +83,10 @@ class Job:
 class Engine:
     def submit_dense(self, tensor: DenseTensor, options: JobOptions) -> Job: ...
     def submit_coo(self, tensor: CooTensor, options: JobOptions) -> Job: ...
+    def submit_reduce_scatter(
+        self, tensor: DenseTensor, output: int, by_rows: bool, options: JobOptions
+    ) -> Job:
+        """output: the address of this rank's shard, contiguous, in the tensor's dtype."""
     def agree(self, items: list[tuple[DenseTensor, JobOptions, bool]]) -> Job:
         """items: (tensor, its address or 0, name and op, whether its density is probed)."""
     def would_be_dense(self, name: str, spec: TensorSpec, starts_dense: bool) -> bool: ...

@@ -40,6 +40,20 @@ def all_reduce(
     return Work(pending, tensor)
 
 
+def reduce_scatter(
+    own: torch.Tensor, parts: list[torch.Tensor], average: bool, group: dist.ProcessGroup
+) -> None:
+    """The sum over the group of one of `parts` each (one per rank, of one shape), into `own`.
+
+    own: this rank's, of that shape or with fewer rows. The group's own reduce-scatter.
+    """
+    whole = torch.empty_like(parts[0])
+    dist.reduce_scatter(whole, parts, group=group)
+    if average:
+        whole.div_(dist.get_world_size(group))
+    own.copy_(whole[: len(own)])
+
+
 def hook(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.futures.Future[Any]:
     """As DDP without a hook: divided by the number of ranks, then summed; has ended at return.
 

@@ -2,8 +2,9 @@
 
 from ._attach import attach
 from ._clip import clip_grad_norm_
+from ._scatter import reduce_scatter
 from .ddp_hook import hook
 from .reduce import all_reduce
 from .state import State
 
-__all__ = ["State", "all_reduce", "attach", "clip_grad_norm_", "hook"]
+__all__ = ["State", "all_reduce", "attach", "clip_grad_norm_", "hook", "reduce_scatter"]

@@ -24,16 +24,17 @@ AVG = dist.ReduceOp.AVG
 
 
 class Work:
-    """An `all_reduce` under way. The tensor must not be touched until it has ended."""
+    """A call under way. Its tensors must not be touched until it has ended."""
 
-    def __init__(self, pending: Pending, tensor: torch.Tensor) -> None:
+    def __init__(self, pending: Pending, tensor: torch.Tensor, what: str = "all_reduce") -> None:
         self._pending = pending
         self._tensor = tensor
+        self._what = what
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Waits for the end; True. Raises the job's error; DeadlineError after `timeout_s`."""
         if not self._pending.wait(timeout_s):
-            raise DeadlineError(f"all_reduce has not ended after {timeout_s} s; it goes on")
+            raise DeadlineError(f"{self._what} has not ended after {timeout_s} s; it goes on")
         if self._pending.error is not None:
             raise self._pending.error
         return True
@@ -78,17 +79,12 @@ def all_reduce(
     Errors: UnsupportedError before anything is sent; MismatchError on all ranks when they disagree.
     """
     require_supported(tensor)
-    average = _is_average(op, tensor)
+    average = is_average(op, tensor)
     is_coo = tensor.layout == torch.sparse_coo
     if rows is not None and is_coo:
         raise Error("rows= is for dense-stored tensors; a COO tensor has its own indices")
-    _require_name(name)
-    if state is not None and not isinstance(state, State):
-        raise Error(f"state= must be a zensync.State, not {type(state).__name__}")
-    if state is not None and group is not None and state.group is not group:
-        raise Error("group= and state= name different groups; give one of them")
-    used = default_state(group) if state is None else state
-    used.require_usable()
+    require_name(name)
+    used = state_for(group, state)
     if used.disabled:
         return _plain.all_reduce(tensor, average, used.group, async_op)
     if not async_op:
@@ -108,7 +104,19 @@ def all_reduce(
     return None
 
 
-def _require_name(name: Any) -> None:
+def state_for(group: dist.ProcessGroup | None, state: State | None) -> State:
+    """The State of a call with these arguments. Error if they do not fit, or it is closed."""
+    if state is not None and not isinstance(state, State):
+        raise Error(f"state= must be a zensync.State, not {type(state).__name__}")
+    if state is not None and group is not None and state.group is not group:
+        raise Error("group= and state= name different groups; give one of them")
+    used = default_state(group) if state is None else state
+    used.require_usable()
+    return used
+
+
+def require_name(name: Any) -> None:
+    """Error unless `name` is None, or a text that can be a key."""
     try:
         if name is None or name.encode():
             return
@@ -117,7 +125,8 @@ def _require_name(name: Any) -> None:
     raise Error(f"name= must be a text that is not empty, not {name!r}")
 
 
-def _is_average(op: Any, tensor: torch.Tensor) -> bool:
+def is_average(op: Any, tensor: torch.Tensor) -> bool:
+    """Whether `op` is AVG. UnsupportedError if `tensor` cannot be reduced by it."""
     if op == SUM:
         return False
     if op != AVG:
@@ -142,7 +151,7 @@ def dense_fallback(state: State, tensor: torch.Tensor, average: bool, name: str)
         tensor.copy_(wide)
 
 
-def _mode(tensor: torch.Tensor) -> Any:
+def mode_of(tensor: torch.Tensor) -> Any:
     """Inference tensors may be written in inference mode only; it is a thread's own."""
     return torch.inference_mode() if tensor.is_inference() else torch.no_grad()
 
@@ -152,7 +161,7 @@ def _submit_strided(
 ) -> Pending:
     spec = spec_of(tensor)
     ids = _EMPTY_IDS[:0] if rows is None else sorted_ids(rows, spec.rows)
-    with _mode(tensor):
+    with mode_of(tensor):
         whole = tensor.detach()
         used = whole.resolve_neg().contiguous()  # itself, if it can be summed in place
 
@@ -165,7 +174,7 @@ def _submit_strided(
 
         def run() -> list[torch.Tensor]:
             outcome = state.await_job(job, options.name)
-            with _mode(tensor):
+            with mode_of(tensor):
                 if outcome == _core.Outcome.USE_DENSE:
                     dense_fallback(state, used, average, options.name)
                 if check is not None:
@@ -214,7 +223,7 @@ def submit_coo(
 
 
 def _submit_coo(state: State, tensor: torch.Tensor, options: _core.JobOptions) -> Pending:
-    with _mode(tensor):
+    with mode_of(tensor):
         parts = CooParts.of(tensor)
 
     def start() -> Callable[[], Any]:
@@ -223,7 +232,7 @@ def _submit_coo(state: State, tensor: torch.Tensor, options: _core.JobOptions) -
         def run() -> list[torch.Tensor]:
             # Not on a detached tensor: that has indices of its own, and only those would be
             # replaced.
-            with _mode(tensor):
+            with mode_of(tensor):
                 return [tensor.copy_(finish())]
 
         return run

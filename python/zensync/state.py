@@ -200,17 +200,18 @@ class State:
 
     def submit_dense(self, tensor: _core.DenseTensor, options: _core.JobOptions) -> _core.Job:
         """A job on dense memory, inside `start` of a call."""
-        return self._submitted(self._engine.submit_dense(tensor, options))
+        return self.submitted(self._engine.submit_dense(tensor, options))
 
     def submit_coo(self, tensor: _core.CooTensor, options: _core.JobOptions) -> _core.Job:
         """A job on a COO tensor, inside `start` of a call."""
-        return self._submitted(self._engine.submit_coo(tensor, options))
+        return self.submitted(self._engine.submit_coo(tensor, options))
 
     def agree(self, items: list[tuple[_core.DenseTensor, _core.JobOptions, bool]]) -> _core.Job:
         """A round before dense all-reduces, inside `start` of a call."""
-        return self._submitted(self._engine.agree(items))
+        return self.submitted(self._engine.agree(items))
 
-    def _submitted(self, job: _core.Job) -> _core.Job:
+    def submitted(self, job: _core.Job) -> _core.Job:
+        """Notes a job of this State's engine, inside `start` of a call."""
         self._jobs.append(job)
         return job
 
@@ -272,8 +273,7 @@ class State:
         return error
 
     def _settled(self, error: Error) -> Error:
-        """The error that all ranks name: `error` itself where it says the same, perhaps with words
-        before it (of a job that came after the error)."""
+        """What all ranks call `error`: itself where it says the same, perhaps after more words."""
         known = self._engine.settled()
         if known is None:
             return error

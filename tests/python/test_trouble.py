@@ -156,7 +156,7 @@ def body_jobs_that_never_end(rank, size):
         alive = weakref.ref(tensor)
 
         def start(tensor=tensor):
-            state._submitted(Stuck())
+            state.submitted(Stuck())
             tensor.add_(1)
             raise ValueError("made")
 
@@ -209,8 +209,8 @@ def body_hook_fails(rank, size):
         model = torch.nn.Sequential(torch.nn.Embedding(8192, 16), torch.nn.Linear(16, 4))
         state = zensync.State(module=model)
         jobs = []
-        real = state._submitted
-        state._submitted = lambda job, jobs=jobs, real=real: jobs.append(job) or real(job)
+        real = state.submitted
+        state.submitted = lambda job, jobs=jobs, real=real: jobs.append(job) or real(job)
         waits = state._dense._engine = CountedWaits(state._engine)
         if rank == 1:
             break_on_the_way(state, method)

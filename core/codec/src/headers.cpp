@@ -9,6 +9,19 @@ std::string shape_text(const JobHeader& h) {
   return "[" + std::to_string(h.rows) + " x " + std::to_string(h.row_elems) + "]";
 }
 std::string layout_text(Layout layout) { return layout == Layout::kCoo ? "COO" : "dense-stored"; }
+
+std::string call_text(JobCall call) {
+  switch (call) {
+    case JobCall::kAllReduce:
+      return "all_reduce";
+    case JobCall::kScatterRows:
+      return "reduce_scatter(layout=\"rows\")";
+    case JobCall::kScatterColumns:
+      return "reduce_scatter(layout=\"columns\")";
+  }
+  return "unknown (" + std::to_string(static_cast<int>(call)) + ")";
+}
+
 std::string op_text(ReduceOp op) { return op == ReduceOp::kAvg ? "AVG" : "SUM"; }
 
 void differ(std::string& text, const char* field, const std::string& theirs,
@@ -37,6 +50,9 @@ Status check_job_header(const JobHeader& mine, const JobHeader& theirs, Rank pee
   }
   if (mine.layout != theirs.layout) {
     differ(text, "layout", layout_text(theirs.layout), layout_text(mine.layout));
+  }
+  if (mine.call != theirs.call) {
+    differ(text, "call", call_text(theirs.call), call_text(mine.call));
   }
   if (mine.op != theirs.op) differ(text, "operation", op_text(theirs.op), op_text(mine.op));
   if (text.empty() && mine.key != theirs.key) {

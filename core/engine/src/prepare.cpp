@@ -51,6 +51,16 @@ TensorSpec spec_of(const JobSpec& job) {
   return {coo.rows, coo.row_elems, coo.dtype, Layout::kCoo};
 }
 
+Status check_output(const void* data, std::uint64_t bytes, const DenseView& input) {
+  if (bytes == 0) return {};
+  if (data == nullptr) return invalid("the output has no memory");
+  const auto out = reinterpret_cast<std::uintptr_t>(data);
+  const auto in = reinterpret_cast<std::uintptr_t>(input.data);
+  const std::uint64_t in_bytes = input.rows * input.row_elems * dtype_bytes(input.dtype);
+  if (out < in + in_bytes && in < out + bytes) return invalid("output and input share memory");
+  return {};
+}
+
 Status Preparer::check(const JobSpec& job) const {
   const TensorSpec spec = spec_of(job);
   if (!is_valid(spec.dtype)) return invalid("unknown dtype");

@@ -11,6 +11,9 @@ namespace zensync {
 
 TensorSpec spec_of(const JobSpec& job);
 
+/// kInvalid: `bytes` bytes of output are not there, or overlap the input.
+Status check_output(const void* data, std::uint64_t bytes, const DenseView& input);
+
 class Preparer {
  public:
   explicit Preparer(const kernels::Table& table) : table_(table) {}

@@ -75,7 +75,9 @@ Status Runner::run(JobState& job) {
   Status status;
   {
     const WatchedJob watched(control_, name_of(job));
-    status = job.is_agreement ? run_agreement(job) : run_tensor(job);
+    status = job.is_agreement             ? run_agreement(job)
+             : job.spec.shard.has_value() ? run_shard(job)
+                                          : run_tensor(job);
     if (status.ok()) status = late(driver_.flush(deadline_));
   }
   const WireCount after = driver_.wire_count();
@@ -211,6 +213,44 @@ Status Runner::run_sparse(JobState& job, SchemeContext& context) {
   std::lock_guard lock(known_mutex_);
   after_sparse(context.spec, plan_options_, std::move(counts),
                known(job.spec.name, context.spec, false));
+  return {};
+}
+
+/// What this rank alone can find wrong with a reduce-scatter; then its width.
+Result<std::uint64_t> Runner::check_shard(const JobSpec& job) const {
+  if (Status status = preparer_.check(job); !status.ok()) return status.error();
+  const TensorSpec spec = spec_of(job);
+  const auto width = shard_width(spec, driver_.size(), job.shard->layout);
+  if (!width.ok()) return width;
+  const std::uint64_t elems = shard_elems(spec, driver_.size(), driver_.rank(), job.shard->layout);
+  const Status status = check_output(job.shard->data, elems * dtype_bytes(spec.dtype),
+                                     std::get<DenseView>(job.input));
+  if (!status.ok()) return status.error();
+  return width;
+}
+
+Status Runner::run_shard(JobState& job) {
+  const auto width = check_shard(job.spec);
+  if (!width.ok()) {
+    Error why = width.error();
+    why.culprit = driver_.rank();
+    return why;
+  }
+  const ShardView& shard = *job.spec.shard;
+  const bool rows = shard.layout == ShardLayout::kRows;
+  SchemeContext context = context_of(job.spec.name, spec_of(job.spec), job.spec.op);
+  context.plan.width = width.value();
+  context.job.call = rows ? JobCall::kScatterRows : JobCall::kScatterColumns;
+  context.job.plan_digest = plan_digest(context.plan);
+  UnitSource source = preparer_.source(job.spec, context.plan.width);
+  context.source = &source;
+  JobReport& report = job.result.report;
+  report.call = context.job.call;
+  report.width = context.plan.width;
+  SchemeTask task = reduce_scatter(context, {shard.layout, shard.data, &report.shard});
+  if (Status status = drive(task, {&context.job, 1}); !status.ok()) return status;
+  for (const std::uint64_t units : report.shard.sent_units) report.units += units;
+  report.union_units = report.shard.shard_units;
   return {};
 }
 

@@ -30,6 +30,8 @@ class Runner {
   Status run_agreement(JobState& job);
   Status run_sparse(JobState& job, SchemeContext& context);
   Status run_dense(JobState& job, const TensorSpec& spec);
+  Result<std::uint64_t> check_shard(const JobSpec& job) const;
+  Status run_shard(JobState& job);
   Status agree_on(const std::vector<JobHeader>& headers, const std::vector<std::string>& names,
                   std::vector<std::vector<JobHeader>>& theirs);
   /// own: what this rank says of the job, to find out who differs if somebody does.

@@ -17,7 +17,8 @@ Partition::Partition(PartitionKind kind, std::uint64_t units, int owners, std::u
       units_(units),
       owners_(static_cast<std::uint64_t>(owners)),
       slots_(div_ceil(units, static_cast<std::uint64_t>(owners))),
-      seed_(mix64(key)) {}
+      seed_(mix64(key)),
+      spread_(kind == PartitionKind::kCyclic ? 0 : owners_) {}
 
 Rank Partition::owner_of(UnitId unit) const {
   if (kind_ == PartitionKind::kRange) return Rank{static_cast<int>(unit / slots_)};
@@ -26,7 +27,7 @@ Rank Partition::owner_of(UnitId unit) const {
 }
 
 UnitId Partition::run_begin(int run, std::uint64_t slot_lo) const {
-  const UnitId unit = kind_ == PartitionKind::kRotation
+  const UnitId unit = kind_ != PartitionKind::kRange
                           ? slot_lo * owners_
                           : static_cast<std::uint64_t>(run) * slots_ + slot_lo;
   return std::min(unit, units_);
@@ -89,7 +90,7 @@ void Splitter::add_range(int run, const std::uint32_t* rel, std::size_t count,
 }
 
 void Splitter::add(int run, const std::uint32_t* rel, std::size_t count) {
-  if (partition_->kind() == PartitionKind::kRotation) {
+  if (partition_->kind() != PartitionKind::kRange) {
     add_rotation<false>(rel, count, 0);
   } else {
     add_range<false>(run, rel, count, 0);
@@ -98,7 +99,7 @@ void Splitter::add(int run, const std::uint32_t* rel, std::size_t count) {
 
 void Splitter::add_packed(int run, const std::uint32_t* rel, std::size_t count,
                           std::uint32_t first_at) {
-  if (partition_->kind() == PartitionKind::kRotation) {
+  if (partition_->kind() != PartitionKind::kRange) {
     add_rotation<true>(rel, count, first_at);
   } else {
     add_range<true>(run, rel, count, first_at);

@@ -13,7 +13,8 @@
 namespace zensync {
 namespace {
 
-constexpr PartitionKind kKinds[] = {PartitionKind::kRotation, PartitionKind::kRange};
+constexpr PartitionKind kKinds[] = {PartitionKind::kRotation, PartitionKind::kRange,
+                                    PartitionKind::kCyclic};
 
 void check_bijection(const Partition& partition) {
   std::set<std::pair<int, std::uint64_t>> seen;

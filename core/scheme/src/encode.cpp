@@ -81,9 +81,8 @@ class RangeEncoder {
       } else {
         splitter.add(run, rel.data(), found.count);
       }
-      const bool rotation = partition.kind() == PartitionKind::kRotation;
-      for (int owner = rotation ? 0 : run; owner < (rotation ? partition.owners() : run + 1);
-           ++owner) {
+      const bool all = partition.kind() != PartitionKind::kRange;  // a run has units of all owners
+      for (int owner = all ? 0 : run; owner < (all ? partition.owners() : run + 1); ++owner) {
         write_owner(owner, block, found.base);
       }
     }

@@ -13,7 +13,7 @@ bool units_exist(const Incoming& incoming, const SparseSet& set) {
   const BlockRun& run = set.runs.back();
   const std::uint64_t slot =
       incoming.slot_lo + run.block * kernels::kBlockSlots + set.offsets[run.begin + run.count - 1];
-  if (partition.kind() == PartitionKind::kRotation && slot + 1 < partition.slots()) return true;
+  if (partition.kind() != PartitionKind::kRange && slot + 1 < partition.slots()) return true;
   return partition.unit_at(incoming.owner, slot) < partition.units();
 }
 
@@ -46,8 +46,8 @@ Expected expect(const SchemeContext& context, MessageKind kind, std::size_t chun
   expected.slots = slots;
   expected.width = context.plan.width;
   expected.dtype = context.spec.dtype;
-  expected.partial_sums =
-      kind == MessageKind::kPush || kind == MessageKind::kGather || kind == MessageKind::kDouble;
+  expected.partial_sums = kind == MessageKind::kPush || kind == MessageKind::kGather ||
+                          kind == MessageKind::kDouble || kind == MessageKind::kScatter;
   expected.verify = context.wire.verify;
   return expected;
 }

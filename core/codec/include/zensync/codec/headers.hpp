@@ -26,9 +26,10 @@ enum class MessageKind : std::uint8_t {
   kReturn = 5,  ///< recursive doubling: the result, to a rank that was folded away
   kRingReduce = 6,
   kRingGather = 7,
-  kAgree = 8,  ///< headers only: what comes next goes through a dense all-reduce
+  kAgree = 8,    ///< headers only: what comes next goes through a dense all-reduce
+  kScatter = 9,  ///< reduce_scatter: units for the rank that is given as their owner
 };
-inline constexpr int kMaxMessageKind = 8;
+inline constexpr int kMaxMessageKind = 9;
 
 /// How the index of a message is written.
 enum class IndexCodec : std::uint8_t {
@@ -60,6 +61,14 @@ struct MessageHeader {
 };
 static_assert(sizeof(MessageHeader) == 48);
 
+/// What the caller asked for. A byte of each job header, so that ranks that ask for different
+/// things are told which.
+enum class JobCall : std::uint8_t {
+  kAllReduce = 0,
+  kScatterRows = 1,     ///< reduce_scatter, layout "rows"
+  kScatterColumns = 2,  ///< reduce_scatter, layout "columns"
+};
+
 /// 64 bytes that say what the sender believes the job to be.
 struct JobHeader {
   std::uint64_t key = 0;  ///< key_of(name)
@@ -71,7 +80,8 @@ struct JobHeader {
   DType dtype = DType::kF32;
   Layout layout = Layout::kDense;
   ReduceOp op = ReduceOp::kSum;
-  std::uint8_t reserved[3] = {};
+  JobCall call = JobCall::kAllReduce;
+  std::uint8_t reserved[2] = {};
   std::uint32_t probe_rows = 0;  ///< rows sampled for the probe; 0: no probe
   std::uint32_t probe_nonzero_rows = 0;
   std::uint32_t probe_nonzero_elems = 0;

@@ -14,6 +14,7 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <variant>
@@ -25,6 +26,7 @@
 #include "zensync/driver/driver.hpp"
 #include "zensync/plan/plan.hpp"
 #include "zensync/scheme/context.hpp"
+#include "zensync/scheme/reduce_scatter.hpp"
 
 namespace zensync {
 
@@ -41,6 +43,13 @@ struct EngineOptions {
   bool overlap = true;
 };
 
+/// Where this rank's part of a sum goes, instead of the whole sum into the input
+/// (reduce_scatter.hpp).
+struct ShardView {
+  ShardLayout layout = ShardLayout::kRows;
+  void* data = nullptr;  ///< shard_elems() elements; shares no memory with the input
+};
+
 /// One tensor to synchronise. DenseView: summed in place. CooView: the result is fetched from the
 /// Job.
 struct JobSpec {
@@ -52,6 +61,9 @@ struct JobSpec {
   bool allow_dense = true;
   /// Where a tensor without counts starts.
   bool starts_dense = false;
+  /// Set: a reduce-scatter of a DenseView. It always goes through the sparse push, whatever the
+  /// scheme of the engine, as that costs at most an index beside the values.
+  std::optional<ShardView> shard = std::nullopt;
 };
 
 enum class Outcome {
@@ -62,6 +74,7 @@ enum class Outcome {
 
 /// How one job went.
 struct JobReport {
+  JobCall call = JobCall::kAllReduce;
   SchemeId scheme = SchemeId::kBalanced;
   std::uint64_t width = 0;
   std::uint64_t units = 0;        ///< this rank's non-zero units
@@ -70,6 +83,7 @@ struct JobReport {
   std::uint64_t received_bytes = 0;
   std::vector<std::uint64_t> chunk_ends;  ///< of the plan, in slots
   double seconds = 0;                     ///< from start to end on the engine's thread
+  ShardCounts shard;                      ///< of a reduce-scatter; `union_units` is its shard's
 };
 
 class Job {

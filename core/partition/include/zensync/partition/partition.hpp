@@ -3,8 +3,9 @@
 // group q = u div n and lane r = u mod n belongs to owner (r + rot(q)) mod n, slot q. Within a
 // group every owner gets one unit, so runs of non-zeros spread perfectly; the seeded rotation
 // spreads strided patterns. `range` cuts the tensor into n equal runs, as most published schemes
-// do. `whole` (n = 1) is the identity. In both kinds a block of slots of all owners covers one run
-// (rotation) or n runs (range) of units.
+// do. `cyclic` is the rotation that never rotates: owner u mod n, for owners that are given and not
+// chosen. `whole` (n = 1) is the identity. A block of slots of all owners covers one run (rotation,
+// cyclic) or n runs (range) of units.
 #pragma once
 
 #include <compare>
@@ -18,7 +19,7 @@
 
 namespace zensync {
 
-enum class PartitionKind : std::uint8_t { kRotation = 0, kRange = 1 };
+enum class PartitionKind : std::uint8_t { kRotation = 0, kRange = 1, kCyclic = 2 };
 
 class Partition {
  public:
@@ -37,29 +38,28 @@ class Partition {
 
   Rank owner_of(UnitId unit) const;
   std::uint64_t slot_of(UnitId unit) const {
-    return kind_ == PartitionKind::kRotation ? unit / owners_ : unit % slots_;
+    return kind_ != PartitionKind::kRange ? unit / owners_ : unit % slots_;
   }
   /// May be ≥ units(): then this slot of this owner has no unit.
   UnitId unit_at(Rank owner, std::uint64_t slot) const {
     const auto o = static_cast<std::uint64_t>(owner.value);
-    return kind_ == PartitionKind::kRotation ? slot * owners_ + lane_of(o, slot)
-                                             : o * slots_ + slot;
+    return kind_ != PartitionKind::kRange ? slot * owners_ + lane_of(o, slot) : o * slots_ + slot;
   }
 
   /// Runs of units that the slots [slot_lo, slot_hi) of all owners cover, clipped to U.
-  int runs() const { return kind_ == PartitionKind::kRotation ? 1 : owners(); }
+  int runs() const { return kind_ != PartitionKind::kRange ? 1 : owners(); }
   UnitId run_begin(int run, std::uint64_t slot_lo) const;
   UnitId run_end(int run, std::uint64_t slot_hi) const;
 
   /// at[i] = unit_at(owner, slot_lo + offsets[i]) − run_begin(run of owner, slot_lo), i < count.
   void units_of(Rank owner, std::uint64_t slot_lo, const std::uint16_t* offsets, std::size_t count,
                 std::uint32_t* at) const;
-  int run_of(Rank owner) const { return kind_ == PartitionKind::kRotation ? 0 : owner.value; }
+  int run_of(Rank owner) const { return kind_ != PartitionKind::kRange ? 0 : owner.value; }
 
  private:
   friend class Splitter;
   std::uint64_t rotation_of(std::uint64_t slot) const {
-    return ((mix64(slot ^ seed_) >> 32) * owners_) >> 32;
+    return ((mix64(slot ^ seed_) >> 32) * spread_) >> 32;
   }
   std::uint64_t lane_of(std::uint64_t owner, std::uint64_t slot) const {
     const std::uint64_t rotation = rotation_of(slot);
@@ -71,6 +71,7 @@ class Partition {
   std::uint64_t owners_;
   std::uint64_t slots_;
   std::uint64_t seed_;
+  std::uint64_t spread_;  ///< rotations are in [0, spread): n, or 0 where none is
 };
 
 /// The units of one block of slots, listed by owner. Kept and reused by the caller.
