@@ -1,8 +1,8 @@
 """Lossless sparse gradient synchronisation for PyTorch.
 
 `import zensync` needs no torch; what belongs to PyTorch is loaded when it is first used:
-`attach`, `State`, `hook` (for `ddp.register_comm_hook`), `all_reduce`, `reduce_scatter` and
-`clip_grad_norm_`.
+`attach`, `State`, `hook` (for `ddp.register_comm_hook`), `all_reduce`, `reduce_scatter`,
+`by_columns` and `clip_grad_norm_`.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ _debug.set_up()
 if TYPE_CHECKING:
     from ._attach import attach as attach
     from ._clip import clip_grad_norm_ as clip_grad_norm_
+    from ._fsdp import by_columns as by_columns
     from ._scatter import reduce_scatter as reduce_scatter
     from .ddp_hook import hook as hook
     from .reduce import all_reduce as all_reduce
@@ -43,13 +44,16 @@ __all__ = [
     "__version__",
     "all_reduce",
     "attach",
+    "by_columns",
     "clip_grad_norm_",
     "errors",
     "hook",
     "reduce_scatter",
 ]
 
-_NEEDS_TORCH = ("State", "all_reduce", "attach", "clip_grad_norm_", "hook", "reduce_scatter")
+_NEEDS_TORCH = (
+    "State", "all_reduce", "attach", "by_columns", "clip_grad_norm_", "hook", "reduce_scatter",
+)  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -76,7 +76,7 @@ def reduce_scatter(
 
         return finish
 
-    work = Work(used.call(start_all), output, "reduce_scatter")
+    work = Work(used.call(start_all, label), output, "reduce_scatter")
     if async_op:
         return work
     work.wait()
