@@ -46,6 +46,7 @@ void add_shard(const JobReport& report, nb::dict& result) {
   for (const std::uint64_t units : report.shard.sent_units) sent.append(units);
   result["owner_units"] = sent;
   result["imbalance"] = report.shard.imbalance();
+  result["largest_units"] = report.shard.largest_units;
 }
 
 }  // namespace

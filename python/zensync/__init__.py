@@ -26,6 +26,7 @@ _debug.set_up()
 if TYPE_CHECKING:
     from ._attach import attach as attach
     from ._clip import clip_grad_norm_ as clip_grad_norm_
+    from ._fsdp import by_columns as by_columns
     from ._gather import all_gather_rows as all_gather_rows
     from ._observe import Observation as Observation
     from ._observe import observe as observe
@@ -48,6 +49,7 @@ __all__ = [
     "all_gather_rows",
     "all_reduce",
     "attach",
+    "by_columns",
     "clip_grad_norm_",
     "errors",
     "hook",
@@ -61,6 +63,7 @@ _NEEDS_TORCH = (
     "all_gather_rows",
     "all_reduce",
     "attach",
+    "by_columns",
     "clip_grad_norm_",
     "hook",
     "observe",

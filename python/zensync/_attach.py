@@ -1,7 +1,8 @@
 """`zensync.attach`, the one door: synchronises the gradients of a module from now on.
 
 A plain module: hooks of its own (`_backward.py`), for all parameters, or in front of DDP for the
-tables only. A DDP: `zensync.hook` on it. What cannot be done is refused, and the other ranks told.
+tables only. A DDP: `zensync.hook` on it. FSDP2: `_fsdp.py`. What cannot be done is refused, and the
+other ranks told.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from . import _torch_compat
 from ._arguments import require_group
 from ._backward import Attachment, Named, tensors_in
+from ._fsdp import attach_fsdp, is_fsdp
 from ._mesh import refuse_mesh
 from ._names import is_table_shape
 from ._take_over import take_over
@@ -47,10 +49,11 @@ def attach(
     unused and functional tables. The State lives as long as the module; `state.no_sync()` is for
     accumulation. A second backward before `zero_grad()` averages what has accumulated, as DDP does.
 
-    module: a plain module, or a DDP, whose gradients then go through `zensync.hook` (`group` is
-    its own). parameters, for a plain module: "all" (no DDP is needed), "tables" (embeddings, and
-    what has their shape: call this before `DDP(module)`, which then leaves them alone), or those
-    themselves. They get rank 0's values, with "all" the buffers too.
+    module: a plain module; a DDP, whose gradients then go through `zensync.hook` (`group` is its
+    own); an FSDP2 module, whose units with tables are reduce-scattered by non-zeros from now on.
+    parameters, for a plain module: "all" (no DDP is needed), "tables" (embeddings, and what has
+    their shape: call this before `DDP(module)`, which then leaves them alone), or those themselves.
+    They get rank 0's values, with "all" the buffers too.
     options: those of `State`.
     Errors: as of `State`; MismatchError if parameters differ between ranks, UnsupportedError for
     modules and parameters that cannot be synchronised. `backward()` raises the errors of its jobs;
@@ -58,6 +61,10 @@ def attach(
     """
     if isinstance(module, DistributedDataParallel):
         return _attach_to_ddp(module, group, parameters, options)
+    if isinstance(module, torch.nn.Module) and is_fsdp(module):
+        if parameters != _ALL:
+            raise Error("parameters= is for a plain module; leave it out for FSDP2")
+        return attach_fsdp(module, group, options)
     used = require_group(group)
     try:
         find = _finder(module, parameters)
@@ -184,8 +191,6 @@ def _require_not_sharded(module: torch.nn.Module) -> None:
                 "FSDP1 is not supported: its flat parameters have no rows; use fully_shard (FSDP2) "
                 "or DistributedDataParallel"
             )
-        if kind.__name__ == "FSDPModule":
-            raise UnsupportedError("FSDP2 modules are not supported in this version")
 
 
 def _require_parameter(name: str, parameter: torch.Tensor) -> None:

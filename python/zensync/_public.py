@@ -2,6 +2,7 @@
 
 from ._attach import attach
 from ._clip import clip_grad_norm_
+from ._fsdp import by_columns
 from ._gather import all_gather_rows
 from ._observe import Observation, observe
 from ._scatter import reduce_scatter
@@ -15,6 +16,7 @@ __all__ = [
     "all_gather_rows",
     "all_reduce",
     "attach",
+    "by_columns",
     "clip_grad_norm_",
     "hook",
     "observe",

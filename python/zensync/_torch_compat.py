@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -192,3 +193,38 @@ def ignore_in_ddp(module: torch.nn.Module, names: list[str]) -> None:
     # For those of the module itself torch looks up both `name` and `.name`.
     dotted = [f".{name}" for name in names if "." not in name]
     ddp._set_params_and_buffers_to_ignore_for_model(module, sorted({*known, *names, *dotted}))
+
+
+@dataclass(frozen=True)
+class FsdpParameter:
+    """A parameter of an FSDP2 unit. shape: that of its gradient here, before it is cut along `dim`
+    (with tensor parallelism, this rank's part)."""
+
+    sharded: torch.nn.Parameter
+    shape: torch.Size
+    dim: int
+
+
+def fsdp_units(module: torch.nn.Module) -> list[tuple[Any, Any, list[FsdpParameter]]]:
+    """FSDP2 units in `module`: (the FSDPModule, its shard group or None, its parameters in the
+    order of the buffer that is reduce-scattered). A unit with groups of parameters on several
+    meshes has several entries; one without parameters none.
+    """
+    found = []
+    part: Any
+    for part in module.modules():
+        if not any(kind.__name__ == "FSDPModule" for kind in type(part).__mro__):
+            continue
+        state = part._get_fsdp_state()
+        groups = getattr(state, "_fsdp_param_groups", None)
+        if groups is None:  # older versions of torch have one
+            groups = [state._fsdp_param_group] if state._fsdp_param_group else []
+        for one in groups:
+            is_sharded = hasattr(one.mesh_info, "shard_process_group")
+            group = one._reduce_scatter_process_group if is_sharded else None
+            parameters = [
+                FsdpParameter(p.sharded_param, p._orig_size, p.fsdp_placement.dim)
+                for p in one.fsdp_params
+            ]
+            found.append((part, group, parameters))
+    return found

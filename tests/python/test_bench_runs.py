@@ -225,7 +225,7 @@ def test_in_the_slow_network_bytes_are_the_cards():
         (["--timeout-s", "nan"], "--timeout-s must be a number of seconds above 0, not nan"),
         (["--timeout-s", "inf"], "--timeout-s must be a number of seconds above 0, not inf"),
         (["--timeout-s", "-1"], "--timeout-s must be a number of seconds above 0, not -1"),
-        (["--data", "x"], "--data has no effect without --bytes or the pattern vocab"),
+        (["--data", "x"], "--data has no effect without --bytes, --sharded or the pattern"),
         (["--exchange", "--offline"], "--offline has no effect without --bytes"),
         (["--check"], "--check needs one of --kernels"),
     ],

@@ -69,6 +69,7 @@ Status add_units(SchemeContext& context, const Partition& partition, ShardCounts
     auto header = receive_set(context, incoming, work.sets[index]);
     if (!header.ok()) return header.status();
     counts.received_units[index] = header.value().units;
+    counts.largest_units = std::max(counts.largest_units, header.value().total_units);
     order.push_back(&work.sets[index]);
   }
   work.adder.add(*context.kernels, order, context.plan.width, context.spec.dtype, work.sums);
