@@ -65,6 +65,15 @@ def attach(
         if parameters != _ALL:
             raise Error("parameters= is for a plain module; leave it out for FSDP2")
         return attach_fsdp(module, group, options)
+    return _attach_plain(module, group, parameters, options)
+
+
+def _attach_plain(
+    module: torch.nn.Module,
+    group: dist.ProcessGroup | None,
+    parameters: Any,
+    options: dict[str, Any],
+) -> State:
     used = require_group(group)
     try:
         find = _finder(module, parameters)
