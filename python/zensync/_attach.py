@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -17,10 +17,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from . import _torch_compat
 from ._arguments import require_group
-from ._backward import Attachment, Named, tensors_in
+from ._backward import Attachment, Named, Tensors, tensors_in
 from ._mesh import refuse_mesh
 from ._names import is_table_shape
-from ._take_over import take_over
 from ._tensors import DTYPES
 from .ddp_hook import hook
 from .errors import Error, UnsupportedError
@@ -76,13 +75,13 @@ def attach(
         before.unhook()
     state = State(used, module=module, **options)
     try:
-        attachment = Attachment(state, find)
-        buffers = list(module.named_buffers()) if parameters == _ALL else []
-        take_over(state, [*attachment.named, *buffers])
+        attachment = Attachment(state, find, _buffers_of(module, parameters))
+        attachment.take_from(0)
     except BaseException:
         state.close()
         raise
     _attached[module] = attachment
+    state.set_attached(weakref.ref(attachment))
     state.set_no_sync(_weak_no_sync(weakref.ref(attachment)))
     if parameters != _ALL:
         _torch_compat.ignore_in_ddp(module, [name for name, _ in taken])
@@ -91,6 +90,16 @@ def attach(
         module.register_forward_pre_hook(_before_forward)
         module.register_forward_hook(_after_forward)
     return state
+
+
+def _buffers_of(module: torch.nn.Module, parameters: Any) -> Callable[[], Tensors]:
+    weak = weakref.ref(module)
+
+    def buffers() -> Tensors:
+        alive = weak()
+        return list(alive.named_buffers()) if alive is not None and parameters == _ALL else []
+
+    return buffers
 
 
 def _weak_no_sync(attachment: weakref.ref[Attachment]) -> Any:

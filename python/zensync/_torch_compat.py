@@ -192,3 +192,21 @@ def ignore_in_ddp(module: torch.nn.Module, names: list[str]) -> None:
     # For those of the module itself torch looks up both `name` and `.name`.
     dotted = [f".{name}" for name in names if "." not in name]
     ddp._set_params_and_buffers_to_ignore_for_model(module, sorted({*known, *names, *dotted}))
+
+
+def place_in_join(joinable: Any) -> str:
+    """Where it stands in the `Join([...])` that is entered last: "none", "first" or "later"."""
+    config = joinable._join_config
+    if not config.enable:
+        return "none"
+    return "first" if config.is_first_joinable else "later"
+
+
+def leave_join(joinable: Any) -> None:
+    """It no longer tells ranks that have joined; torch itself leaves that as it was."""
+    joinable._join_config = joinable._join_config.construct_disabled_join_config()
+
+
+def is_in_ddp() -> bool:
+    """Whether the forward of a DDP is under way."""
+    return torch.nn.parallel.DistributedDataParallel._get_active_ddp_module() is not None

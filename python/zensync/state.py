@@ -30,6 +30,7 @@ from ._arguments import (
 )
 from ._bucket import BucketPlans
 from ._dense import tell_notices
+from ._join import JoinableState
 from ._mesh import Way, open_mesh, refuse_mesh
 from ._names import ParameterNames
 from ._settings import is_disabled
@@ -52,7 +53,7 @@ Run = Callable[[], Any]  # what the worker runs
 Start = Callable[[], Run]  # submits jobs
 
 
-class State:
+class State(JoinableState):
     """Synchronises tensors of the ranks of `process_group` (the default group if None).
 
     module: names its parameters, and tells tables (nn.Embedding, nn.EmbeddingBag) from the rest.
