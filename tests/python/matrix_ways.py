@@ -26,7 +26,7 @@ DDP_WAYS = ("tables", "hook")
 
 
 def body_cells(rank, size, module, names):
-    """{name: traceback or None}. After the first failure the rest is not run."""
+    """{name: traceback or None}. After a failure of some ranks only, the rest is not run."""
     cells, results = importlib.import_module(module).CELLS, {}
     for name in names:
         error = None
@@ -42,7 +42,7 @@ def body_cells(rank, size, module, names):
                 error or f"the others did not come back:\n{traceback.format_exc()}"
             )
         results[name] = error
-        if any(errors):
+        if any(errors) and not all(errors):
             break
     return results
 
@@ -115,6 +115,8 @@ class Way:
 
     def __init__(self, kind, model, group=None, **ddp_options):
         self.kind, self.model, self.group = kind, model, group
+        tables = [part for part in model.modules() if isinstance(part, torch.nn.Embedding)]
+        self._coo = {id(part.weight) for part in tables if part.sparse}
         if kind == "hook":
             self.run = DistributedDataParallel(model, process_group=group, **ddp_options)
             self.state = zensync.attach(self.run)
@@ -133,7 +135,8 @@ class Way:
         for name, one in self.model.named_parameters():
             if one.requires_grad:
                 if one.grad is None:
-                    one.grad = torch.zeros_like(one)
+                    none = torch.zeros_like(one)
+                    one.grad = none.to_sparse(1) if id(one) in self._coo else none
                 zensync.all_reduce(one.grad, dist.ReduceOp.AVG, name=name, state=self.state)
 
     def no_sync(self):
