@@ -181,7 +181,7 @@ def page(symptoms: list[Row], habits: list[Row], table: list[list[Row]], about: 
         "# Support matrix\n",
         "Written by `make matrix` from the outcomes of the tests that it names, which are in",
         "`tests/python` and run real processes: do not edit. The claims are in its files",
-        "`coverage_cases.py` and `coverage_options.py`; one whose tests did not run is a failure.\n",
+        "`coverage_cases.py` and `coverage_options.py`; one whose tests did not run has failed.\n",
         about + "\n",
         f"{count[GREEN]} work, {count[STATED]} are refused or limited as stated, "
         f"{count[FAILED]} failed.",

@@ -203,6 +203,8 @@ def _require_parameter(name: str, parameter: torch.Tensor) -> None:
         raise UnsupportedError(what + "it is on the meta device; materialise the module first")
     if parameter.device.type != "cpu":
         raise UnsupportedError(what + f"{parameter.device} is not supported in this version")
+    if parameter.layout != torch.strided:
+        raise UnsupportedError(what + f"{parameter.layout}; only its gradients may be sparse")
     dtype = parameter.dtype.to_real() if parameter.is_complex() else parameter.dtype
     if parameter.requires_grad and dtype not in DTYPES:
         raise UnsupportedError(what + f"dtype {parameter.dtype} is not supported")
