@@ -107,7 +107,7 @@ SYMPTOMS = (
             "test_all_reduce.py::test_strided",
             "test_all_reduce.py::test_coo",
             "test_all_reduce.py::test_refused_and_mismatched",
-            "test_matrix_limits.py::test_gloo_on_16_bit_coo_tensors",
+            "test_matrix_limits.py::test_gloo_adds_no_fp16_coo_tensors",
         ),
     ),
     Case(
