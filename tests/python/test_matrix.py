@@ -111,12 +111,20 @@ def test_a_wrong_name_hides_no_other_test(monkeypatch):
 
     def fake(names):
         ran.append(names)
-        return {} if "tests/python/test_a.py::gone" in names else {"test_a.py::there": "passed"}
+        if "tests/python/test_a.py::gone" in names:
+            return {}, matrix.WRONG_NAME
+        return {names[0].rpartition("/")[2]: "passed"}, 0
 
     monkeypatch.setattr(matrix, "_run", fake)
     found = matrix.run_tests(["test_a.py::gone", "test_a.py::there", "test_b.py::other"])
-    assert found == {"test_a.py::there": "passed"}
+    assert found == {"test_a.py::there": "passed", "test_b.py::other": "passed"}
     assert len(ran) == 4
+
+
+def test_the_status_of_a_wrong_name_is_pytests():
+    outcomes, status = matrix._run(["tests/python/test_matrix.py::gone"])
+    assert status == matrix.WRONG_NAME
+    assert outcomes == {}
 
 
 def functions_of(file):
