@@ -10,8 +10,7 @@ version=${1:?which version of torch, e.g. 2.14.1}
 shift
 venv=build/torch-$version
 need_gb=20
-tests=(tests/python/test_{compat,attach,hook,all_reduce,clip,groups,state,torch_sums,torch_wires}*.py
-  tests/python/test_matrix_*.py)
+tests=(tests/python/test_{compat,attach,hook,all_reduce,clip,torch_wires,matrix_}*.py)
 
 python=${ZENSYNC_SETUP_PYTHON:-.venv/bin/python}
 [ -x "$python" ] || { echo "no $python: run make setup first" >&2; exit 1; }

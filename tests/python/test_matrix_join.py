@@ -205,3 +205,17 @@ def results():
 @pytest.mark.parametrize("cell", CELLS)
 def test_join(cell, results):
     require(results, cell)
+
+
+PLAINLY = [name for name in CELLS if name.startswith("attach")]
+
+
+@pytest.fixture(scope="module")
+def results_of_plain():
+    return run_cells(SIZE, __name__, PLAINLY, env={"ZENSYNC_DISABLE": "1"})
+
+
+@pytest.mark.parametrize("cell", PLAINLY)
+def test_join_disabled(cell, results_of_plain):
+    """With ZENSYNC_DISABLE=1, over the group's own all-reduce."""
+    require(results_of_plain, cell)
