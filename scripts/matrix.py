@@ -17,6 +17,7 @@ import sys
 import tempfile
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -125,20 +126,26 @@ def tests_named(cases: Iterable[Any], data: Any) -> list[str]:
     return list(found)
 
 
-def run_tests(tests: Iterable[str]) -> dict[str, str]:
-    """Outcomes of the tests, file by file: a test that does not exist must not hide others."""
+def run_tests(tests: Iterable[str], jobs: int = 1) -> dict[str, str]:
+    """Outcomes of the tests, file by file, `jobs` of them at once."""
     by_file: dict[str, list[str]] = {}
     for test in tests:
         by_file.setdefault(test.split("::")[0], []).append(f"{FOLDER}/{test}")
     found: dict[str, str] = {}
-    for file, names in by_file.items():
-        print(f"== {file}: {len(names)} named", flush=True)
-        outcomes, status = _run(names)
-        found.update(outcomes)
-        if status == WRONG_NAME and len(names) > 1:  # pytest ran none of them
-            for name in names:
-                found.update(_run([name])[0])
+    with ThreadPoolExecutor(jobs) as pool:
+        for outcomes in pool.map(_run_file, by_file.values()):
+            found.update(outcomes)
     return found
+
+
+def _run_file(names: list[str]) -> dict[str, str]:
+    """Outcomes of tests of one file: a test that does not exist must not hide others."""
+    print(f"== {names[0].split('::')[0]}: {len(names)} named", flush=True)
+    outcomes, status = _run(names)
+    if status == WRONG_NAME and len(names) > 1:  # pytest ran none of them
+        for name in names:
+            outcomes.update(_run([name])[0])
+    return outcomes
 
 
 def _run(names: list[str]) -> tuple[dict[str, str], int]:
@@ -218,6 +225,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--list", action="store_true", help="only names the tests")
     parser.add_argument("--report", type=Path, help="judges a JUnit report instead of running")
+    parser.add_argument("--jobs", type=int, default=1, help="files of tests that run at once")
     parser.add_argument("--page", type=Path, default=PAGE, help="what to write")
     arguments = parser.parse_args()
     sys.path.insert(0, str(ROOT / FOLDER))
@@ -229,7 +237,9 @@ def main() -> int:
     if arguments.list:
         print("\n".join(tests))
         return 0
-    outcomes = outcomes_of(arguments.report) if arguments.report else run_tests(tests)
+    outcomes = (
+        outcomes_of(arguments.report) if arguments.report else run_tests(tests, arguments.jobs)
+    )
     symptoms = case_rows(coverage_cases.SYMPTOMS, outcomes)
     habits = case_rows(coverage_options.HABITS, outcomes)
     table = option_rows(coverage_options, outcomes)

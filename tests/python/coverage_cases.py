@@ -69,8 +69,8 @@ SYMPTOMS = (
         ALL,
         (
             "test_torch_wires.py::test_registered_backends",
-            "test_torch_sums.py::test_bits_are_those_of_the_native_mesh",
-            "test_attach_random.py::test_random_use",
+            "test_torch_sums.py::test_bits_are_those_of_the_native_mesh[3]",
+            "test_attach_random.py::test_random_use[torch-2]",
         ),
     ),
     Case(
@@ -268,6 +268,10 @@ SYMPTOMS = (
         "owner-sharded exchange of touched rows is written by hand for one model",
         "works: any module, any number of ranks",
         ALL,
-        (EQUALS_DDP, "test_attach_random.py::test_random_use", "test_all_reduce.py::test_coo"),
+        (
+            EQUALS_DDP,
+            "test_attach_random.py::test_random_use[native-4]",
+            "test_all_reduce.py::test_coo",
+        ),
     ),
 )

@@ -103,10 +103,7 @@ HABITS = (
         "one that never ends hangs, a hook that raises leaves DDP unusable",
         "works: errors come by the future, in words, state.last_error keeps them",
         (HOOK,),
-        (
-            "test_hook.py::test_three_ranks_and_errors",
-            "test_failures.py::test_ranks_that_disagree_in_calls",
-        ),
+        ("test_hook.py::test_three_ranks_and_errors",),
     ),
     Case(
         "views of gradients are aligned to the element only",
