@@ -57,6 +57,16 @@ def outcomes_of(report: Path) -> dict[str, str]:
     return found
 
 
+def merged(parts: Iterable[Outcomes]) -> dict[str, str]:
+    """All outcomes; of a test that ran more than once, one that did not pass."""
+    found: dict[str, str] = {}
+    for part in parts:
+        for name, outcome in part.items():
+            if found.get(name, "passed") == "passed":
+                found[name] = outcome
+    return found
+
+
 def judge(tests: Iterable[str], outcomes: Outcomes) -> str:
     """Why a claim does not hold; "" if all its tests passed. No tests: it does not hold."""
     wanted = list(tests)
@@ -131,11 +141,8 @@ def run_tests(tests: Iterable[str], jobs: int = 1) -> dict[str, str]:
     by_file: dict[str, list[str]] = {}
     for test in tests:
         by_file.setdefault(test.split("::")[0], []).append(f"{FOLDER}/{test}")
-    found: dict[str, str] = {}
     with ThreadPoolExecutor(jobs) as pool:
-        for outcomes in pool.map(_run_file, by_file.values()):
-            found.update(outcomes)
-    return found
+        return merged(pool.map(_run_file, by_file.values()))
 
 
 def _run_file(names: list[str]) -> dict[str, str]:
@@ -224,7 +231,9 @@ def main() -> int:
     """The command."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--list", action="store_true", help="only names the tests")
-    parser.add_argument("--report", type=Path, help="judges a JUnit report instead of running")
+    parser.add_argument(
+        "--report", type=Path, nargs="+", help="judges JUnit reports of pytest instead of running"
+    )
     parser.add_argument("--jobs", type=int, default=1, help="files of tests that run at once")
     parser.add_argument("--page", type=Path, default=PAGE, help="what to write")
     arguments = parser.parse_args()
@@ -237,9 +246,10 @@ def main() -> int:
     if arguments.list:
         print("\n".join(tests))
         return 0
-    outcomes = (
-        outcomes_of(arguments.report) if arguments.report else run_tests(tests, arguments.jobs)
-    )
+    if arguments.report:
+        outcomes = merged(map(outcomes_of, arguments.report))
+    else:
+        outcomes = run_tests(tests, arguments.jobs)
     symptoms = case_rows(coverage_cases.SYMPTOMS, outcomes)
     habits = case_rows(coverage_options.HABITS, outcomes)
     table = option_rows(coverage_options, outcomes)

@@ -68,6 +68,11 @@ def test_a_claim_is_red_unless_all_its_tests_passed(outcomes, tests, why):
     assert why in found
 
 
+def test_of_two_outcomes_the_bad_one_counts():
+    good, bad = {"test_a.py::one": "passed"}, {"test_a.py::one": "failed"}
+    assert matrix.merged([good, bad]) == matrix.merged([bad, good]) == bad
+
+
 def test_a_stated_refusal_is_no_success_and_a_failure_is_neither(outcomes):
     fine, bad = ("test_a.py::test_one",), ("test_a.py::test_bad",)
     results = [
