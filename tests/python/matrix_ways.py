@@ -50,6 +50,7 @@ def body_cells(rank, size, module, names):
 def run_cells(size, module, names, **options):
     """[{name: traceback or None} for each rank]; an AssertionError with words if the world ends."""
     try:
+        options.setdefault("timeout_s", 300.0)  # many cells
         return run_ranks(size, body_cells, module, list(names), exit_codes=False, **options)
     except RankError as why:
         return str(why)

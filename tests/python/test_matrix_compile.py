@@ -51,7 +51,7 @@ CELLS.update(
 
 @pytest.fixture(scope="module")
 def results():
-    return run_cells(SIZE, __name__, CELLS)
+    return run_cells(SIZE, __name__, CELLS, timeout_s=400.0)  # the compiler takes long
 
 
 @pytest.mark.parametrize("cell", CELLS)
