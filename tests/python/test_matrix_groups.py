@@ -89,5 +89,5 @@ def body_outlives(rank, size, port):
 
 
 def test_a_group_made_anew():
-    run_ranks(2, body_anew, [free_port(), free_port()])
-    run_ranks(2, body_outlives, free_port())
+    run_ranks(2, body_anew, [free_port(), free_port()], timeout_s=300.0)
+    run_ranks(2, body_outlives, free_port(), timeout_s=300.0)
