@@ -4,9 +4,11 @@ SHELL := /bin/bash
 BIN := .venv/bin
 DEMO_ARGS ?=
 FUZZ_S ?= 60
+MATRIX_ARGS ?=
+VERSION ?=
 CLAIMS_ARGS ?= --json bench/results/claims.json
 
-.PHONY: help setup demo claims test test-all test-slow ref asan-ubsan tsan fuzz format clang-tidy wheel clean
+.PHONY: help setup demo claims test test-all test-slow matrix test-torch ref asan-ubsan tsan fuzz format clang-tidy wheel clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
@@ -38,6 +40,12 @@ asan-ubsan: setup  ## C++ tests under the address and undefined-behaviour saniti
 
 tsan: setup  ## C++ tests under the thread sanitizer
 	@scripts/sanitize.sh tsan
+
+matrix: setup  ## runs what docs/support_matrix.md claims, and writes it
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python scripts/matrix.py $(MATRIX_ARGS)
+
+test-torch: setup  ## Python tests that touch torch with another one: VERSION=2.14.1 (several GB)
+	@scripts/test_torch.sh "$(VERSION)"
 
 fuzz: setup  ## fuzzers of all parsers, FUZZ_S seconds in all (needs clang)
 	@FUZZ_S=$(FUZZ_S) scripts/fuzz.sh

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -18,11 +18,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from . import _torch_compat
 from ._arguments import require_group
-from ._backward import Attachment, Named, tensors_in
+from ._backward import Attachment, Named, Tensors, tensors_in
 from ._fsdp import attach_fsdp, is_fsdp
 from ._mesh import refuse_mesh
 from ._names import is_table_shape
-from ._take_over import take_over
 from ._tensors import DTYPES
 from .ddp_hook import hook
 from .errors import Error, UnsupportedError
@@ -92,13 +91,13 @@ def _attach_plain(
         before.unhook()
     state = State(used, module=module, **options)
     try:
-        attachment = Attachment(state, find)
-        buffers = list(module.named_buffers()) if parameters == _ALL else []
-        take_over(state, [*attachment.named, *buffers])
+        attachment = Attachment(state, find, _buffers_of(module, parameters))
+        attachment.take_from(0)
     except BaseException:
         state.close()
         raise
     _attached[module] = attachment
+    state.set_attached(weakref.ref(attachment))
     state.set_no_sync(_weak_no_sync(weakref.ref(attachment)))
     if parameters != _ALL:
         _torch_compat.ignore_in_ddp(module, [name for name, _ in taken])
@@ -113,6 +112,16 @@ def is_attached(module: torch.nn.Module) -> bool:
     """Whether an open State takes care of a plain module."""
     found = _attached.get(module)
     return found is not None and not found.state.is_closed
+
+
+def _buffers_of(module: torch.nn.Module, parameters: Any) -> Callable[[], Tensors]:
+    weak = weakref.ref(module)
+
+    def buffers() -> Tensors:
+        alive = weak()
+        return list(alive.named_buffers()) if alive is not None and parameters == _ALL else []
+
+    return buffers
 
 
 def _weak_no_sync(attachment: weakref.ref[Attachment]) -> Any:
@@ -214,6 +223,8 @@ def _require_parameter(name: str, parameter: torch.Tensor) -> None:
         raise UnsupportedError(what + "it is on the meta device; materialise the module first")
     if parameter.device.type != "cpu":
         raise UnsupportedError(what + f"{parameter.device} is not supported in this version")
+    if parameter.layout != torch.strided:
+        raise UnsupportedError(what + f"{parameter.layout}; only its gradients may be sparse")
     dtype = parameter.dtype.to_real() if parameter.is_complex() else parameter.dtype
     if parameter.requires_grad and dtype not in DTYPES:
         raise UnsupportedError(what + f"dtype {parameter.dtype} is not supported")

@@ -20,12 +20,15 @@ import torch
 from . import _torch_compat
 from ._carrier import PlainCarrier, StateCarrier
 from ._debug import span
+from ._join import Joining
 from ._parcels import Parcel, Slot, parcels_of
-from ._worker import as_error
+from ._take_over import bytes_of, take_over
+from ._worker import Pending, as_error
 from .errors import MismatchError, UnsupportedError
 from .state import State
 
 Named = list[tuple[str, torch.nn.Parameter]]
+Tensors = list[tuple[str, torch.Tensor]]
 
 _REENTRANT = (
     "a second backward began while the first had not ended: re-entrant checkpointing is not "
@@ -38,11 +41,15 @@ class Attachment:
     """The parameters that a State takes care of, and the backward that is under way.
 
     find: the parameters that are taken over now, in the order of their registration.
+    buffers: the buffers that are.
     """
 
-    def __init__(self, state: State, find: Callable[[], Named]) -> None:
+    def __init__(
+        self, state: State, find: Callable[[], Named], buffers: Callable[[], Tensors]
+    ) -> None:
         self.state = state
-        self._find = find
+        self.joining = Joining(self)
+        self._find, self._buffers = find, buffers
         self._carrier = PlainCarrier(state.group) if state.disabled else StateCarrier(state)
         self._lock = threading.RLock()  # devices have threads of their own in backward
         self._slots: list[Slot] = []  # in the order of launching
@@ -60,6 +67,10 @@ class Attachment:
     def named(self) -> Named:
         """What is taken over, in the order of launching."""
         return [(slot.name, slot.parameter) for slot in self._slots]
+
+    def take_from(self, rank: int) -> None:
+        """A collective call: parameters and buffers get the values of `rank`."""
+        take_over(self.state, [*self.named, *self._buffers()], rank)
 
     def follow(self) -> None:
         """Takes over parameters that came or thawed since, and lets go of those that went."""
@@ -101,7 +112,10 @@ class Attachment:
 
     def before_forward(self) -> None:
         """At the module's forward: a backward that was broken off is over."""
-        if not torch.is_grad_enabled() or _torch_compat.backward_id() != -1:
+        if _torch_compat.backward_id() != -1:
+            return
+        if not torch.is_grad_enabled():
+            self.joining.at_forward(will_synchronise=False)
             return
         with self._lock:
             if self._backward is not None:
@@ -109,6 +123,7 @@ class Attachment:
                     parcel.settle()
                 self._end()
             self.follow()
+            self.joining.at_forward(will_synchronise=not self._accumulates)
 
     def arm(self) -> None:
         """In a backward that reached the module: there will be an end of it."""
@@ -122,9 +137,9 @@ class Attachment:
             if self._backward is not None:
                 with self._telling():
                     raise UnsupportedError(_REENTRANT)
+            self.joining.at_backward()
             self._backward = now
-            if not self._is_planned:
-                self._parcels, self._is_planned = parcels_of(self._slots), True
+            self._plan()
             _torch_compat.at_backward_end(self._finish)
 
     def gradient_is_final(self, slot: Slot) -> None:
@@ -142,7 +157,33 @@ class Attachment:
                     return
                 self._launch_next()
 
+    # ---- for Join
+
+    def shadow(self) -> None:
+        """Takes part in a backward of ranks that are still in Join; they add up what they have, and
+        what this rank added up under `no_sync` and did not send. All get the averages."""
+        with self._lock:
+            self.state.require_usable()
+            self.follow()
+            for slot in self._slots:
+                if not slot.has_gradient:
+                    slot.parameter.grad = None  # it was sent already
+            self._plan()
+            self._finish(is_here=False)
+
+    def start_largest(self, name: str, value: int) -> Pending:
+        """Starts a vote: the largest value of all ranks wins."""
+        return self._carrier.largest(name, torch.tensor([value], dtype=torch.int32))
+
+    def largest(self, name: str, value: int) -> int:
+        """The largest value of all ranks. Raises the error of the vote."""
+        return int(_value_of(self.start_largest(name, value)).item())
+
     # ----
+
+    def _plan(self) -> None:
+        if not self._is_planned:
+            self._parcels, self._is_planned = parcels_of(self._slots), True
 
     def _launch_next(self) -> None:
         self._launch(self._parcels[self._launched])
@@ -153,20 +194,21 @@ class Attachment:
         with self._telling():
             parcel.launch(self._carrier)
 
-    def _finish(self) -> None:
+    def _finish(self, is_here: bool = True) -> None:
         """The end of a backward: gradients are final when it returns."""
         with span("end of backward"), self._lock:
             try:
-                self._synchronise()
+                self._synchronise(is_here)
+                self.joining.wait()
             finally:
                 self._end()
                 for slot in self._slots:
                     slot.has_gradient = False
 
-    def _synchronise(self) -> None:
+    def _synchronise(self, is_here: bool) -> None:
         while self._launched < len(self._parcels):
             self._launch_next()
-        forms = self._forms_of_all()
+        forms, here = self._forms_of_all(self.joining.flags(is_here))
         late = [slot for slot in self._slots if slot.known is None and forms[slot] is not None]
         for slot in late:
             slot.known = forms[slot]
@@ -177,14 +219,24 @@ class Attachment:
             parcel.wait()
         for parcel in [*self._parcels, *late_parcels]:
             parcel.write(forms)
+        if here:
+            self._divide_by(here, forms)
         for slot in self._slots:
             if slot.known != forms[slot]:
                 slot.known = forms[slot]
                 self._is_planned = False
         self._is_planned = self._is_planned and not late
 
-    def _forms_of_all(self) -> dict[Slot, int | None]:
-        """The form of each gradient where some rank has one: dense-stored if it is on any."""
+    def _divide_by(self, ranks: int, forms: dict[Slot, int | None]) -> None:
+        """Means over all ranks become those over `ranks` of them."""
+        with torch.no_grad():
+            for slot in self._slots:
+                if forms[slot] is not None and slot.parameter.grad is not None:
+                    slot.parameter.grad.mul_(self.state.size / ranks)
+
+    def _forms_of_all(self, flags_here: list[int]) -> tuple[dict[Slot, int | None], int]:
+        """The form of each gradient where some rank has one: dense-stored if it is on any; and
+        how many ranks have set their flag."""
         count = len(self._slots)
         vector = torch.zeros(2 * count + 2, dtype=torch.int32)
         for place, slot in enumerate(self._slots):
@@ -193,23 +245,24 @@ class Attachment:
                 vector[count + place] = form
         known = _digest_of_values(self._unchecked)
         vector[-2], vector[-1] = known, -known
-        pending = self._carrier.largest(
-            f"which of {count} parameters have gradients ({self._digest})", vector
+        name = f"which of {count} parameters have gradients ({self._digest})"
+        vector = torch.cat([torch.tensor(flags_here, dtype=torch.int32), vector])
+        everything = _value_of(self._carrier.largest(name, vector)).tolist()
+        here, (*flags, most, least) = (
+            everything[: len(flags_here)],
+            everything[len(flags_here) :],
         )
-        pending.wait()
-        if pending.error is not None:
-            raise pending.error
-        *flags, most, least = pending.value.tolist()
         if most != -least:
             raise MismatchError(
                 "parameters that were added have different values on the ranks, make them equal: "
                 + ", ".join(slot.name for slot in self._unchecked)
             )
         self._unchecked = []
-        return {
+        forms = {
             slot: 0 if flags[place] else (flags[count + place] or None)
             for place, slot in enumerate(self._slots)
         }
+        return forms, sum(here)
 
     def _end(self) -> None:
         self._backward, self._launched = None, 0
@@ -267,9 +320,12 @@ def _digest_of_values(slots: Iterable[Slot]) -> int:
     return int.from_bytes(digest.digest()[:4], "little") >> 1 if count else 0
 
 
-def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Its memory as uint8, in the order of its elements; a copy where they lie otherwise."""
-    return tensor.contiguous().reshape(-1).view(torch.uint8)
+def _value_of(pending: Pending) -> Any:
+    """What a call gives, once it has ended. Raises its error."""
+    pending.wait()
+    if pending.error is not None:
+        raise pending.error
+    return pending.value
 
 
 def tensors_in(output: Any, depth: int = 4) -> Iterator[torch.Tensor]:

@@ -12,7 +12,6 @@ import torch
 import torch.distributed as dist
 
 from . import _core
-from ._backward import bytes_of
 from ._dense import MAX
 from ._tensors import DTYPES, spec_of
 from .errors import MismatchError
@@ -23,20 +22,25 @@ Named = Sequence[tuple[str, torch.Tensor]]
 _PIECE_BYTES = 64 << 20  # broadcast at a time
 
 
-def take_over(state: State, named: Named) -> None:
-    """A collective call. Gives all ranks rank 0's values, bit for bit, and checks that they have
-    them. MismatchError if names, order, shapes or dtypes differ; it names the first that does.
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Its memory as uint8, in the order of its elements; a copy where they lie otherwise."""
+    return tensor.contiguous().reshape(-1).view(torch.uint8)
+
+
+def take_over(state: State, named: Named, source: int = 0) -> None:
+    """A collective call. Gives all ranks the values of rank `source`, bit for bit, and checks it.
+    MismatchError if names, order, shapes or dtypes differ; it names the first that does.
     """
     if state.disabled:
-        _take_over_plainly(state, named)
+        _take_over_plainly(state, named, source)
         return
-    pending = state.call(lambda: _start(state, named), "take over parameters")
+    pending = state.call(lambda: _start(state, named, source), "take over parameters")
     pending.wait()
     if pending.error is not None:
         raise pending.error
 
 
-def _start(state: State, named: Named) -> Callable[[], None]:
+def _start(state: State, named: Named, source: int) -> Callable[[], None]:
     """Submits the comparison; what it returns, run on the worker, broadcasts."""
     agreed = state.agree([_item(name, tensor) for name, tensor in named])
 
@@ -44,8 +48,8 @@ def _start(state: State, named: Named) -> Callable[[], None]:
         state.await_job(agreed, None)
         with torch.no_grad():
             for name, tensor in named:
-                _broadcast(state, name, tensor)
-            _check(state, named)
+                _broadcast(state, name, tensor, source)
+            _check(state, named, source)
 
     return run
 
@@ -59,25 +63,26 @@ def _item(name: str, tensor: torch.Tensor) -> tuple[_core.DenseTensor, _core.Job
     return _core.DenseTensor(0, spec), _core.JobOptions(key, _core.ReduceOp.SUM), False
 
 
-def _broadcast(state: State, name: str, tensor: torch.Tensor) -> None:
-    """By a sum of bytes to which only rank 0 adds others than zeros: exact for all values."""
+def _broadcast(state: State, name: str, tensor: torch.Tensor, source: int) -> None:
+    """By a sum of bytes, to which only rank `source` adds others than zeros: exact."""
     whole = bytes_of(tensor.detach())
     for piece in whole.split(_PIECE_BYTES):
-        if state.rank != 0:
+        if state.rank != source:
             piece.zero_()
         state.dense.all_reduce(piece, name=name)
     if whole.data_ptr() != tensor.data_ptr():
         tensor.detach().copy_(whole.view(tensor.dtype).view(tensor.shape))
 
 
-def _check(state: State, named: Named) -> None:
+def _check(state: State, named: Named, source: int) -> None:
     digests = torch.tensor([digest_of(tensor) for _, tensor in named], dtype=torch.int32)
     both = torch.cat([digests, -digests])
     state.dense.all_reduce(both, MAX, "digests of parameters")
     most, least = both[: len(digests)], -both[len(digests) :]
     for (name, _), differs in zip(named, (most != least).tolist(), strict=True):
         if differs:
-            raise MismatchError(f"{name} has other values than on rank 0 after the broadcast")
+            text = f"{name} has other values than on rank {source} after the broadcast"
+            raise MismatchError(text)
 
 
 def digest_of(tensor: torch.Tensor) -> int:
@@ -86,7 +91,7 @@ def digest_of(tensor: torch.Tensor) -> int:
     return int.from_bytes(digest.digest()[:4], "little") >> 1
 
 
-def _take_over_plainly(state: State, named: Named) -> None:
+def _take_over_plainly(state: State, named: Named, source: int) -> None:
     """With the group's own collectives."""
     mine = [(name, tuple(tensor.shape), str(tensor.dtype)) for name, tensor in named]
     everyone: list[list[tuple[str, tuple[int, ...], str]]] = [[] for _ in range(state.size)]
@@ -98,4 +103,4 @@ def _take_over_plainly(state: State, named: Named) -> None:
         if len(theirs) != len(everyone[0]):
             raise MismatchError(f"rank {rank} has {len(theirs)} parameters, 0 {len(everyone[0])}")
     for _, tensor in named:
-        dist.broadcast(tensor.detach(), group_src=0, group=state.group)
+        dist.broadcast(tensor.detach(), group_src=source, group=state.group)

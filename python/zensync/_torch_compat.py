@@ -228,3 +228,21 @@ def fsdp_units(module: torch.nn.Module) -> list[tuple[Any, Any, list[FsdpParamet
             ]
             found.append((part, group, parameters))
     return found
+
+
+def place_in_join(joinable: Any) -> str:
+    """Where it stands in the `Join([...])` that is entered last: "none", "first" or "later"."""
+    config = joinable._join_config
+    if not config.enable:
+        return "none"
+    return "first" if config.is_first_joinable else "later"
+
+
+def leave_join(joinable: Any) -> None:
+    """It no longer tells ranks that have joined; torch itself leaves that as it was."""
+    joinable._join_config = joinable._join_config.construct_disabled_join_config()
+
+
+def is_in_ddp() -> bool:
+    """Whether the forward of a DDP is under way."""
+    return torch.nn.parallel.DistributedDataParallel._get_active_ddp_module() is not None

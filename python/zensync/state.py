@@ -24,6 +24,7 @@ from ._bucket import BucketPlans
 from ._check import SumChecks
 from ._debug import say_job, say_made, span
 from ._dense import tell_notices
+from ._join import JoinableState
 from ._mesh import open_mesh, refuse_mesh
 from ._names import ParameterNames
 from ._settings import is_disabled
@@ -45,7 +46,7 @@ Run = Callable[[], Any]  # what the worker runs
 Start = Callable[[], Run]  # submits jobs
 
 
-class State:
+class State(JoinableState):
     """Synchronises tensors of the ranks of `process_group` (the default group if None).
 
     module: names its parameters, and tells tables (nn.Embedding, nn.EmbeddingBag) from the rest.

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from ranks import run_ranks
+from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 from zensync import _torch_compat as compat
 
 
@@ -181,6 +182,54 @@ def body_ignored(rank, size):
 def test_what_ddp_ignores_it_leaves_alone():
     one = run_ranks(2, body_ignored)[1]
     assert one == {"own": 1.0, "part.weight": 0.0, "part.bias": 1.0}
+
+
+class Plain(Joinable):
+    """A Joinable that has nothing to do."""
+
+    def __init__(self):
+        super().__init__()
+
+    def join_hook(self, **_):
+        return JoinHook()
+
+    @property
+    def join_device(self):
+        return torch.device("cpu")
+
+    @property
+    def join_process_group(self):
+        return dist.group.WORLD
+
+
+def body_join(rank, size):
+    first, second = Plain(), Plain()
+    assert compat.place_in_join(first) == "none"
+    with Join([first, second]):
+        assert compat.place_in_join(first) == "first"
+        assert compat.place_in_join(second) == "later"
+    compat.leave_join(first)
+    assert compat.place_in_join(first) == "none"
+    Join([first], enable=False)
+    assert compat.place_in_join(first) == "none"
+
+
+def test_places_in_join():
+    run_ranks(1, body_join)
+
+
+def body_in_ddp(rank, size):
+    seen = []
+    module = torch.nn.Linear(1, 1)
+    module.register_forward_pre_hook(lambda *_: seen.append(compat.is_in_ddp()))
+    ddp = torch.nn.parallel.DistributedDataParallel(module)
+    ddp(torch.ones(1)).sum().backward()
+    module(torch.ones(1))
+    assert seen == [True, False]
+
+
+def test_is_in_ddp():
+    run_ranks(1, body_in_ddp)
 
 
 def body_own_client(rank, size):
