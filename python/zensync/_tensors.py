@@ -141,8 +141,8 @@ class CooParts:
         if sparse_dim == 1:
             joined = all_indices[0]
         else:
-            joined = torch.zeros(all_indices.shape[1], dtype=torch.int64)
-            outside = torch.zeros(all_indices.shape[1], dtype=torch.bool)
+            joined = torch.zeros_like(all_indices[0])
+            outside = torch.zeros_like(joined, dtype=torch.bool)
             for axis in range(sparse_dim):
                 joined = joined * shape[axis] + all_indices[axis]
                 outside |= (all_indices[axis] < 0) | (all_indices[axis] >= shape[axis])
