@@ -141,7 +141,7 @@ class CooParts:
         if sparse_dim == 1:
             joined = all_indices[0]
         else:
-            joined = torch.zeros_like(all_indices[0])
+            joined = all_indices.new_zeros(all_indices.shape[1])
             outside = torch.zeros_like(joined, dtype=torch.bool)
             for axis in range(sparse_dim):
                 joined = joined * shape[axis] + all_indices[axis]

@@ -26,6 +26,9 @@ _EXPONENT = {torch.float16: 0x7C00, torch.bfloat16: 0x7F80}
 # What x86 makes of Inf - Inf; other processors give other NaNs.
 _NO_NUMBER = {torch.float32: -(1 << 22), torch.float64: -(1 << 51)}
 
+# Newer versions of torch have another name for it.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
 
 @dataclass(frozen=True)
 class _Group:
@@ -171,7 +174,7 @@ def clear_minus_zeros(table: torch.Tensor) -> torch.Tensor:
 
 def _without_repeats(parts: CooParts, coalesced: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """Ascending rows and their values [rows, width]; duplicates added as they are stored."""
-    values = parts.values.view(-1, parts.row_elems)
+    values = _widen(parts.values.view(-1, parts.row_elems))  # on all ranks, repeats or not
     if coalesced or len(values) < 2:
         return parts.indices, values
     ids, order = parts.indices.sort(stable=True)
@@ -222,7 +225,7 @@ def _push_pull(source: _Source, layout: _Layout, group: _Group, average: bool) -
     message = _pack(union, slots, sums, layout)
     padded = torch.nn.functional.pad(message, (0, max(lengths) - len(message)))
     everything = padded.new_empty(group.size * len(padded))
-    dist.all_gather_into_tensor(everything, padded, group=group.handle)
+    _all_gather(everything, padded, group=group.handle)
     pieces = everything.view(group.size, -1).unbind()
     return [
         _unpack(piece, layout, layout.result, count)
@@ -265,7 +268,7 @@ def _union_sizes(union: torch.Tensor, group: _Group) -> list[int]:
     """Units of the union at each owner. Meets the host, once."""
     mine = union.sum().view(1)
     sizes = mine.new_empty(group.size)
-    dist.all_gather_into_tensor(sizes, mine, group=group.handle)
+    _all_gather(sizes, mine, group=group.handle)
     return [int(size) for size in sizes.tolist()]
 
 
@@ -327,12 +330,15 @@ def _pack(
 
 def _unpack(message: torch.Tensor, layout: _Layout, dtype: torch.dtype, count: int) -> _Part:
     """Reads a message of `count` units; what is behind it is padding."""
-    index_bytes = _index_bytes(count, layout) if count else 0
+    if count == 0:
+        none = torch.empty((0, layout.width), dtype=dtype, device=message.device)
+        return _Part(torch.empty(0, dtype=torch.int64, device=message.device), None, none)
+    index_bytes = _index_bytes(count, layout)
     start = _up(index_bytes)
     values = message[start : start + count * layout.slot_bytes(dtype)].view(dtype)
     values = values.view(count, layout.width)
     index = message[:index_bytes]
-    if count == 0 or _is_raw(count, layout):
+    if _is_raw(count, layout):
         return _Part(index.view(_id_dtype(layout)).long(), None, values)
     shifts = torch.arange(8, dtype=torch.uint8, device=message.device)
     counts = ((index.unsqueeze(1) >> shifts) & 1).view(-1)[: layout.slots].bool()
