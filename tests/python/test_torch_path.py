@@ -1,5 +1,5 @@
 """The way of tensors that are not on the CPU, here with CPU tensors over Gloo: its results equal
-those of the core's `balanced` bit for bit, and it leaves no private name of torch behind.
+those of the core's `balanced` bit for bit.
 """
 
 import pytest
