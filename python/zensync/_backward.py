@@ -19,6 +19,7 @@ import torch
 
 from . import _torch_compat
 from ._carrier import PlainCarrier, StateCarrier
+from ._device import mark_of
 from ._parcels import Parcel, Slot, parcels_of
 from ._worker import as_error
 from .errors import MismatchError, UnsupportedError
@@ -135,7 +136,7 @@ class Attachment:
                 _coalesce(slot.parameter)
                 return
             self.arm()
-            slot.is_final = True
+            slot.is_final, slot.ready = True, mark_of(slot.parameter.grad)
             while self._launched < len(self._parcels):
                 if not self._parcels[self._launched].is_final():
                     return
@@ -213,7 +214,7 @@ class Attachment:
     def _end(self) -> None:
         self._backward, self._launched = None, 0
         for slot in self._slots:
-            slot.is_final = False
+            slot.is_final, slot.ready = False, None
 
     @contextlib.contextmanager
     def _telling(self) -> Iterator[None]:
@@ -262,7 +263,7 @@ def _digest_of_values(slots: Iterable[Slot]) -> int:
     count = 0
     for slot in slots:
         count += 1
-        digest.update(bytes_of(slot.parameter.detach()).numpy().data)
+        digest.update(bytes_of(slot.parameter.detach()).cpu().numpy().data)
     return int.from_bytes(digest.digest()[:4], "little") >> 1 if count else 0
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from . import _torch_compat
 from ._tensors import HALVES
 from ._worker import Pending, as_error
 
@@ -67,9 +68,11 @@ def average(group: dist.ProcessGroup, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def largest(group: dist.ProcessGroup, vector: torch.Tensor) -> torch.Tensor:
-    """The largest entries over the ranks, in place."""
-    dist.all_reduce(vector, dist.ReduceOp.MAX, group=group)
-    return vector
+    """The largest entries over the ranks, of a CPU tensor."""
+    known = _torch_compat.device_types(group)
+    there = vector if "cpu" in known else vector.to(next(iter(known), "cpu"))
+    dist.all_reduce(there, dist.ReduceOp.MAX, group=group)
+    return there.cpu()
 
 
 def _finished(value: torch.Tensor) -> torch.futures.Future[Any]:

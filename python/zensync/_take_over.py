@@ -14,6 +14,7 @@ import torch.distributed as dist
 from . import _core
 from ._backward import bytes_of
 from ._dense import MAX
+from ._device import runtime, takes
 from ._tensors import DTYPES, spec_of
 from .errors import MismatchError
 from .state import State
@@ -30,6 +31,9 @@ def take_over(state: State, named: Named) -> None:
     if state.disabled:
         _take_over_plainly(state, named)
         return
+    devices = {tensor.device for _, tensor in named if takes(tensor)}
+    for device in devices:  # once only, so without streams
+        runtime().synchronise(device)
     pending = state.call(lambda: _start(state, named))
     pending.wait()
     if pending.error is not None:
@@ -45,6 +49,8 @@ def _start(state: State, named: Named) -> Callable[[], None]:
         with torch.no_grad():
             for name, tensor in named:
                 _broadcast(state, name, tensor)
+            for device in {tensor.device for _, tensor in named if takes(tensor)}:
+                runtime().synchronise(device)
             _check(state, named)
 
     return run
@@ -65,7 +71,7 @@ def _broadcast(state: State, name: str, tensor: torch.Tensor) -> None:
     for piece in whole.split(_PIECE_BYTES):
         if state.rank != 0:
             piece.zero_()
-        state.dense.all_reduce(piece, name=name)
+        state.groups.of(tensor.device).all_reduce(piece, name=name)
     if whole.data_ptr() != tensor.data_ptr():
         tensor.detach().copy_(whole.view(tensor.dtype).view(tensor.shape))
 
@@ -82,7 +88,7 @@ def _check(state: State, named: Named) -> None:
 
 def digest_of(tensor: torch.Tensor) -> int:
     """31 bits over the bytes of a tensor."""
-    digest = hashlib.sha256(bytes_of(tensor.detach()).numpy().data)
+    digest = hashlib.sha256(bytes_of(tensor.detach()).cpu().numpy().data)
     return int.from_bytes(digest.digest()[:4], "little") >> 1
 
 

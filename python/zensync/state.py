@@ -8,7 +8,6 @@ ranks share, the State refuses jobs until it is made anew.
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import sys
 import threading
@@ -29,8 +28,11 @@ from ._arguments import (
     require_silence,
 )
 from ._bucket import BucketPlans
-from ._dense import tell_notices
-from ._mesh import Way, open_mesh, refuse_mesh
+from ._dense import DenseGroup, tell_notices
+from ._device import Passage
+from ._device_plan import Choices
+from ._groups import Groups
+from ._mesh import open_mesh, refuse_mesh
 from ._names import ParameterNames
 from ._settings import is_disabled
 from ._worker import WAITS_FOR_ITSELF, Pending, Worker, as_error
@@ -46,7 +48,6 @@ from .errors import (
 _ABORT_SHARE = 0.6  # of a bound on close: for jobs to end by themselves
 _NOTICE_S = 1.0  # how often a wait looks for something to tell
 _SETTLE_S = 10.0  # for the jobs of a call that failed, once they were aborted
-_logger = logging.getLogger("zensync")
 
 Run = Callable[[], Any]  # what the worker runs
 Start = Callable[[], Run]  # submits jobs
@@ -91,7 +92,8 @@ class State:
         self._pid = os.getpid()
         self._counts_lock = threading.Lock()
         self._counts = {"jobs": 0, "failed": 0}
-        self._reports: dict[str, dict[str, Any]] = {}
+        self.reports: dict[str, dict[str, Any]] = {}  # the last one by name
+        self.choices = Choices(scheme)  # for tensors on devices
         self._no_sync: Callable[[], contextlib.AbstractContextManager[None]] | None = None
         self._jobs: list[_core.Job] = []  # of the call that is being made, under the lock
 
@@ -115,10 +117,9 @@ class State:
             choose()
             refuse_mesh(self.group, Error("ZENSYNC_DISABLE=1 is set there, but not on all ranks"))
         else:
-            self._engine, self._dense, way = open_mesh(self.group, choose)
+            self._engine, self._groups, way = open_mesh(self.group, choose)
             if self.size > 1:
                 self.transport = way.transport
-            _say_what_is_active(self, way)
             self._worker = Worker(f"zensync-{self.rank}")
         self.plans = BucketPlans(ParameterNames(module))
         self._closed = False
@@ -143,9 +144,14 @@ class State:
         return self._engine
 
     @property
-    def dense(self) -> Any:
-        """The dense group; only for the worker's thread."""
-        return self._dense
+    def dense(self) -> DenseGroup:
+        """The dense all-reduces of CPU tensors; only for the worker's thread."""
+        return self._groups.cpu
+
+    @property
+    def groups(self) -> Groups:
+        """All that it sends over besides the engine."""
+        return self._groups
 
     def require_usable(self) -> None:
         """Error unless this State can take jobs."""
@@ -174,11 +180,12 @@ class State:
         if not self.disabled and self._worker.is_current():
             raise Error(WAITS_FOR_ITSELF.format(what=what))
 
-    def call(self, start: Start) -> Pending:
+    def call(self, start: Start, passage: Passage | None = None) -> Pending:
         """Makes one call: `start` submits its jobs and returns what the worker then runs.
 
         Both under the State's lock, so that the order is one, and no job starts while the State
         closes. What `start` refers to is held until its jobs have ended, whatever happens.
+        passage: of tensors on a device (`Groups.passage`).
         """
         self.require_usable()
         with self._lock:
@@ -188,7 +195,7 @@ class State:
             interrupt: BaseException | None = None
             try:
                 run = start()
-                pending = self._worker.submit(lambda: self._finish(start, run, jobs))
+                pending = self._worker.submit(lambda: self._finish(start, run, jobs), passage)
             except BaseException as why:
                 if not jobs:
                     raise
@@ -235,7 +242,7 @@ class State:
         if job.error is not None:
             raise_error(job.error)
         if name is not None:
-            self._reports[name] = {**job.report, "outcome": job.outcome.name.lower()}
+            self.reports[name] = {**job.report, "outcome": job.outcome.name.lower()}
         return job.outcome
 
     def note_failure(self, error: Error) -> None:
@@ -257,7 +264,7 @@ class State:
         self.note_failure(self._settled(error))
         with self._lock:
             if not self._closed:
-                self._worker.submit(self._dense.break_off)
+                self._worker.submit(self._groups.break_off)
 
     def _fail(self, error: Error) -> Error:
         """As `give_up`, on the worker; raises nothing. Returns what all ranks call the error."""
@@ -265,7 +272,7 @@ class State:
             self._abort(error)
             error = self._settled(error)
             self.note_failure(error)
-            self._dense.break_off()
+            self._groups.break_off()
         except Exception as why:
             error.add_note(f"and then, while telling the other ranks: {type(why).__name__}: {why}")
         return error
@@ -306,10 +313,10 @@ class State:
         sent = received = dense = 0
         busy_s = 0.0
         if not self.disabled and not self._forked:
-            sent, received = self._engine.wire_count
-            dense, busy_s = self._dense.handed_bytes, self._worker.busy_s
+            sent, received = self._groups.wire_count()
+            dense, busy_s = self._groups.handed_bytes, self._worker.busy_s
         result.update(sent_bytes=sent, received_bytes=received, dense_bytes=dense, sync_s=busy_s)
-        result["tensors"] = {name: dict(report) for name, report in list(self._reports.items())}
+        result["tensors"] = {name: dict(report) for name, report in list(self.reports.items())}
         return result
 
     def no_sync(self) -> contextlib.AbstractContextManager[None]:
@@ -356,18 +363,18 @@ class State:
         if not ended:
             text = f"rank {self.rank} closed its State before this call ended"
             self._abort(PeerLostError(text, culprit=self.rank))
-            self._dense.cancel()
+            self._groups.cancel()
         self._engine.close(max(min(until - time.monotonic(), 1.0), 0.1))
         if not ended and not self._worker.join(max(until - time.monotonic(), 0.1)):
             self._worker.fail_all(Error("the State was closed before this call ended"))
-        self._dense.close()
+        self._groups.close()
 
     def mark_forked(self) -> None:
         """Called in a forked child: threads and connections stayed with the parent."""
         self._forked = True
         if not self.disabled:
             self._engine.forget()
-            self._dense.forget()
+            self._groups.forget()
 
     def __enter__(self) -> State:
         return self
@@ -378,18 +385,6 @@ class State:
     def __repr__(self) -> str:
         word = "closed" if self._closed else "disabled" if self.disabled else "open"
         return f"zensync.State(rank {self.rank} of {self.size}, {word})"
-
-
-def _say_what_is_active(state: State, way: Way) -> None:
-    kernels = _core.info()["kernels_active"]
-    _logger.info(
-        "zensync: rank %d of %d over %s, kernels %s, scheme %s",
-        state.rank,
-        state.size,
-        way.describe(),
-        kernels,
-        state.scheme,
-    )
 
 
 def _raiser(error: Error) -> Callable[[], Any]:

@@ -1,10 +1,12 @@
 """The way of every tensor that is not on the CPU: push and pull in plain operations of torch, on
-the tensor's own device, over the collectives of a process group. Bits are those of `balanced`.
+the tensor's own device, over a State's collectives for that device (`_dense.py`). Bits are those
+of `balanced`.
 
 Host and device meet only where a size is read: once for the push and once for the pull (`_sizes`,
-`_union_sizes`; neither below SMALL_BYTES), once at the end of a small COO tensor (its entries), and
-twice for a COO tensor that is not coalesced (entries and repeats, then entries of each repeat).
-Collective calls: all ranks make the same ones, with equal name, shape, dtype, layout and op.
+`_union_sizes`; neither below SMALL_BYTES); for a COO tensor once for its check, once at the end of
+a small one (its entries), and twice where it is not coalesced (entries and repeats, then entries of
+each repeat). Collective calls of the State's worker, on its side stream: all ranks make the same
+ones, with equal name, shape, dtype, layout and op (`_device_sums.py` sees to that).
 """
 
 from __future__ import annotations
@@ -12,35 +14,44 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
-import torch.distributed as dist
 
-from ._tensors import HALVES, CooParts
+from ._exact import BITS, add, finish, widen, zeros
+from ._tensors import CooParts
+from .errors import Error
 
 SMALL_BYTES = 64 << 10  # dense bytes below which all slots are sent, and no sizes
 _ALIGN = 8  # of the parts of a message, so that they can be viewed in any dtype
-_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
-_MANTISSA = {torch.float16: 10, torch.bfloat16: 7, torch.float32: 23, torch.float64: 52}
-_EXPONENT = {torch.float16: 0x7C00, torch.bfloat16: 0x7F80}
-# What x86 makes of Inf - Inf; other processors give other NaNs.
-_NO_NUMBER = {torch.float32: -(1 << 22), torch.float64: -(1 << 51)}
 
-# Newer versions of torch have another name for it.
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+class Collectives(Protocol):
+    """What it runs on; tensors are flat. counts: of `to` and of `given` by rank; empty: equal."""
+
+    rank: int
+    size: int
+
+    def all_to_all(
+        self, to: torch.Tensor, given: torch.Tensor, counts: tuple[list[int], list[int]], name: str
+    ) -> None: ...
+
+    def all_gather(self, to: torch.Tensor, given: torch.Tensor, name: str) -> None: ...
 
 
 @dataclass(frozen=True)
-class _Group:
-    handle: dist.ProcessGroup
-    rank: int
-    size: int
+class Counts:
+    """What all ranks know of a sum: non-zero units of each rank, and of the union."""
+
+    totals: list[int]
+    union: int
 
 
 @dataclass(frozen=True)
 class _Layout:
     """Units, owners and slots of one tensor: unit_of[owner, slot], `units` where there is none."""
 
+    name: str
     units: int
     width: int
     unit_of: torch.Tensor
@@ -73,57 +84,72 @@ class _Part:
     values: torch.Tensor
 
 
-def all_reduce(
-    tensor: torch.Tensor, group: dist.ProcessGroup, *, average: bool = False, name: str = ""
-) -> None:
-    """Sums `tensor`, dense-stored or COO, over `group`, in place; a COO one comes back coalesced.
+def reduce_dense(
+    tensor: torch.Tensor,
+    group: Collectives,
+    *,
+    average: bool = False,
+    name: str = "",
+    ids: torch.Tensor | None = None,
+) -> Counts | None:
+    """Sums a dense-stored tensor over `group`, in place. Counts unless it is a small one.
 
     What is not supported was refused before (`_tensors.require_supported`). name: seeds the
-    partition, equal on all ranks. On the calling thread; errors are those of the group.
+    partition, equal on all ranks. ids: rows [k] outside which all is +0.0: no scan is made.
+    Errors are those of the group.
     """
-    ranks = _Group(group, dist.get_rank(group), dist.get_world_size(group))
-    mode = torch.inference_mode() if tensor.is_inference() else torch.no_grad()
-    with mode:
-        if tensor.layout == torch.sparse_coo:
-            tensor.copy_(_reduce_coo(tensor, ranks, average, name))
-        else:
-            _reduce_dense(tensor.detach(), ranks, average, name)
-
-
-def _reduce_dense(tensor: torch.Tensor, group: _Group, average: bool, name: str) -> None:
     if tensor.numel() == 0:
-        return
+        return None
     used = tensor.resolve_neg().contiguous()
     rows = tensor.shape[0] if tensor.dim() > 1 else tensor.numel()
     table = used.view(rows, -1)
     unit_of = rotation(rows, group.size, name, table.device)
-    layout = _layout((rows, table.shape[1]), used.dtype, used.dtype, unit_of)
-    source = _Source(
-        clear_minus_zeros(table), lambda units: table[units.clamp(max=layout.units - 1)]
-    )
-    for owner, part in enumerate(_push_pull(source, layout, group, average)):
+    layout = _layout((rows, table.shape[1]), used.dtype, used.dtype, unit_of, name)
+    if ids is None:
+        member = clear_minuszeros(table)
+    else:
+        member = torch.zeros(rows, dtype=torch.bool, device=table.device)
+        member[ids] = True
+
+    def pick(units: torch.Tensor) -> torch.Tensor:
+        values = table[units.clamp(max=rows - 1)]
+        if ids is None or not layout.small:
+            return values
+        return values.masked_fill(~member[units.clamp(max=rows - 1)].unsqueeze(1), 0)
+
+    parts, counts = _push_pull(_Source(member, pick), layout, group, average)
+    padded = table
+    if layout.small:  # all slots are there: those that do not count go to one more row
+        padded = torch.cat([table, table.new_empty((1, layout.width))])
+    for owner, part in enumerate(parts):
         units = layout.unit_of[owner, part.slots]
-        if part.counts is None:
-            table.index_copy_(0, units, part.values)
-            continue
-        # Small: all slots are there, those that do not count hold +0.0, as does this tensor.
-        padded = table.new_empty((layout.units + 1, layout.width))
-        padded[:-1] = table
-        table.copy_(padded.index_copy_(0, units, part.values)[:-1])
+        if part.counts is not None:
+            units = torch.where(part.counts, units, rows)
+        padded.index_copy_(0, units, part.values)
+    if layout.small:
+        table.copy_(padded[:-1])
     if used.data_ptr() != tensor.data_ptr() or tensor.is_neg():
         tensor.copy_(used)
+    return counts
 
 
-def _reduce_coo(tensor: torch.Tensor, group: _Group, average: bool, name: str) -> torch.Tensor:
-    parts = CooParts.of(tensor)
+def reduce_coo(
+    parts: CooParts, coalesced: bool, group: Collectives, *, average: bool = False, name: str = ""
+) -> tuple[torch.Tensor, Counts | None]:
+    """The sum of a COO tensor, coalesced; otherwise as `reduce_dense`. coalesced: whether it is.
+
+    Error: an index is outside the tensor.
+    """
     if parts.rows == 0 or parts.row_elems == 0:
-        return parts.assemble(parts.indices[:0], parts.values[:0])
-    ids, values = _without_repeats(parts, tensor.is_coalesced())
+        return parts.assemble(parts.indices[:0], parts.values[:0]), None
+    require_inside(parts, group.rank, name)
+    ids, values = without_repeats(parts, coalesced)
     spread = torch.zeros(parts.rows, dtype=torch.bool, device=ids.device)
     spread[ids] = True
     place = spread.cumsum(0) - 1
     unit_of = rotation(parts.rows, group.size, name, ids.device)
-    layout = _layout((parts.rows, parts.row_elems), values.dtype, tensor.dtype, unit_of)
+    shape = (parts.rows, parts.row_elems)
+    layout = _layout(shape, values.dtype, parts.values.dtype, unit_of, name)
     padded = torch.cat([values, values.new_zeros((1, parts.row_elems))])
 
     def pick(units: torch.Tensor) -> torch.Tensor:
@@ -131,7 +157,7 @@ def _reduce_coo(tensor: torch.Tensor, group: _Group, average: bool, name: str) -
         member = spread[units.clamp(max=layout.units - 1)] & (units < layout.units)
         return padded[torch.where(member, at, len(values))]
 
-    got = _push_pull(_Source(spread, pick), layout, group, average)
+    got, counts = _push_pull(_Source(spread, pick), layout, group, average)
     units = torch.cat([layout.unit_of[owner, part.slots] for owner, part in enumerate(got)])
     sums = torch.cat([part.values for part in got])
     order = units.argsort()
@@ -140,16 +166,29 @@ def _reduce_coo(tensor: torch.Tensor, group: _Group, average: bool, name: str) -
         entries = int(counted.sum())  # meets the host: the entries of a small tensor's result
         # Those that do not count go behind all others.
         order = torch.where(counted, units, layout.units).argsort()[:entries]
-    return parts.assemble(units[order], sums[order].view(-1, *parts.shape[parts.sparse_dim :]))
+    rows = sums[order].view(-1, *parts.shape[parts.sparse_dim :])
+    return parts.assemble(units[order], rows), counts
+
+
+def require_inside(parts: CooParts, rank: int, name: str) -> None:
+    """Error, as of the core, if an index is outside the tensor. Meets the host, once."""
+    outside = (parts.indices < 0) | (parts.indices >= parts.rows)
+    if bool(outside.any()):
+        entry = int(outside.int().argmax())
+        text = f"row {int(parts.indices[entry])} (entry {entry}) is outside the tensor's "
+        raise Error(text + f"{parts.rows} rows", rank=rank, tensor=name, culprit=rank)
 
 
 def _layout(
-    shape: tuple[int, int], wire: torch.dtype, result: torch.dtype, unit_of: torch.Tensor
+    shape: tuple[int, int],
+    wire: torch.dtype,
+    result: torch.dtype,
+    unit_of: torch.Tensor,
+    name: str,
 ) -> _Layout:
     units, width = shape
-    return _Layout(
-        units, width, unit_of, wire, result, units * width * result.itemsize < SMALL_BYTES
-    )
+    is_small = units * width * result.itemsize < SMALL_BYTES
+    return _Layout(name, units, width, unit_of, wire, result, is_small)
 
 
 def rotation(units: int, size: int, name: str, device: torch.device) -> torch.Tensor:
@@ -164,17 +203,17 @@ def rotation(units: int, size: int, name: str, device: torch.device) -> torch.Te
     return (slots * size + (owners - turn) % size).clamp(max=units)
 
 
-def clear_minus_zeros(table: torch.Tensor) -> torch.Tensor:
+def clear_minuszeros(table: torch.Tensor) -> torch.Tensor:
     """Which rows are non-zero, bool [rows]; every -0.0 in `table` becomes +0.0."""
-    bits = table.view(_BITS[table.dtype.itemsize])
+    bits = table.view(BITS[table.dtype.itemsize])
     if table.is_floating_point():
         bits.masked_fill_(bits == torch.iinfo(bits.dtype).min, 0)
     return (bits != 0).any(1)
 
 
-def _without_repeats(parts: CooParts, coalesced: bool) -> tuple[torch.Tensor, torch.Tensor]:
+def without_repeats(parts: CooParts, coalesced: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """Ascending rows and their values [rows, width]; duplicates added as they are stored."""
-    values = _widen(parts.values.view(-1, parts.row_elems))  # on all ranks, repeats or not
+    values = widen(parts.values.view(-1, parts.row_elems))  # on all ranks, repeats or not
     if coalesced or len(values) < 2:
         return parts.indices, values
     ids, order = parts.indices.sort(stable=True)
@@ -187,24 +226,22 @@ def _without_repeats(parts: CooParts, coalesced: bool) -> tuple[torch.Tensor, to
     by_repeat = repeat.argsort(stable=True)
     often = torch.zeros(most, dtype=torch.int64, device=ids.device)
     often.scatter_add_(0, repeat, torch.ones_like(repeat))
-    sums = _zeros(rows, values)
+    sums = zeros(rows, values)
     start = 0
     for count in often.tolist():  # meets the host: entries of each repeat
         chosen = by_repeat[start : start + count]
-        _add(sums, group[chosen], values[order[chosen]])
+        add(sums, group[chosen], values[order[chosen]])
         start += count
     first = torch.zeros(rows, dtype=torch.int64, device=ids.device)
     return first.scatter_(0, group, ids), sums
 
 
-def _zeros(rows: int, like: torch.Tensor) -> torch.Tensor:
-    dtype = torch.float32 if like.dtype in HALVES else like.dtype
-    return torch.zeros((rows, like.shape[1]), dtype=dtype, device=like.device)
-
-
-def _push_pull(source: _Source, layout: _Layout, group: _Group, average: bool) -> list[_Part]:
+def _push_pull(
+    source: _Source, layout: _Layout, group: Collectives, average: bool
+) -> tuple[list[_Part], Counts | None]:
     """The union and its sums, a part for each owner."""
-    got = _push(source, layout, group)
+    got, total = _push(source, layout, group)
+    known = None
     union = torch.zeros(layout.slots, dtype=torch.bool, device=layout.unit_of.device)
     for part in got:
         if part.counts is None:
@@ -215,32 +252,34 @@ def _push_pull(source: _Source, layout: _Layout, group: _Group, average: bool) -
         counts = [layout.slots] * group.size
         slots = place = torch.arange(layout.slots, device=union.device)
     else:
-        counts = _union_sizes(union, group)
+        counts, totals = _union_sizes(union, total, layout, group)
+        known = Counts(totals, sum(counts))
         slots, place = _compact(union, counts[group.rank]), union.cumsum(0) - 1
-    sums = _zeros(counts[group.rank], got[0].values)
+    sums = zeros(counts[group.rank], got[0].values)
     for part in got:  # in rank order
-        _add(sums, place[part.slots], part.values)
-    sums = _finish(sums, layout.result, group.size if average else 1)
+        add(sums, place[part.slots], part.values)
+    sums = finish(sums, layout.result, group.size if average else 1)
     lengths = [_length(count, layout, layout.result) for count in counts]
     message = _pack(union, slots, sums, layout)
     padded = torch.nn.functional.pad(message, (0, max(lengths) - len(message)))
     everything = padded.new_empty(group.size * len(padded))
-    _all_gather(everything, padded, group=group.handle)
+    group.all_gather(everything, padded, layout.name)
     pieces = everything.view(group.size, -1).unbind()
-    return [
+    parts = [
         _unpack(piece, layout, layout.result, count)
         for piece, count in zip(pieces, counts, strict=True)
     ]
+    return parts, known
 
 
-def _push(source: _Source, layout: _Layout, group: _Group) -> list[_Part]:
-    """Sends each owner its units; what came here, by rank."""
+def _push(source: _Source, layout: _Layout, group: Collectives) -> tuple[list[_Part], int]:
+    """Sends each owner its units; what came here, by rank, and how many went out."""
     spread = torch.cat([source.member, source.member.new_zeros(1)])[layout.unit_of]
     if layout.small:
         out = back = [layout.slots] * group.size
         flat = torch.arange(spread.numel(), device=spread.device)
     else:
-        out, back = _sizes(spread, group)
+        out, back = _sizes(spread, layout, group)
         flat = _compact(spread.view(-1), sum(out))
     values = source.pick(layout.unit_of.view(-1)[flat]).split(out)
     slots = (flat % layout.slots).split(out)
@@ -248,28 +287,34 @@ def _push(source: _Source, layout: _Layout, group: _Group) -> list[_Part]:
     sent_bytes = [_length(count, layout, layout.wire) for count in out]
     received_bytes = [_length(count, layout, layout.wire) for count in back]
     received = sent.new_empty(sum(received_bytes))
-    dist.all_to_all_single(received, sent, received_bytes, sent_bytes, group=group.handle)
-    return [
+    group.all_to_all(received, sent, (received_bytes, sent_bytes), layout.name)
+    parts = [
         _unpack(piece, layout, layout.wire, count)
         for piece, count in zip(received.split(received_bytes), back, strict=True)
     ]
+    return parts, sum(out)
 
 
-def _sizes(spread: torch.Tensor, group: _Group) -> tuple[list[int], list[int]]:
+def _sizes(
+    spread: torch.Tensor, layout: _Layout, group: Collectives
+) -> tuple[list[int], list[int]]:
     """Units that go to each rank, and that come from each. Meets the host, once."""
     out = spread.sum(1)
     back = torch.empty_like(out)
-    dist.all_to_all_single(back, out, group=group.handle)
+    group.all_to_all(back, out, ([], []), layout.name)
     to, come = torch.stack([out, back]).tolist()
     return to, come
 
 
-def _union_sizes(union: torch.Tensor, group: _Group) -> list[int]:
-    """Units of the union at each owner. Meets the host, once."""
-    mine = union.sum().view(1)
-    sizes = mine.new_empty(group.size)
-    _all_gather(sizes, mine, group=group.handle)
-    return [int(size) for size in sizes.tolist()]
+def _union_sizes(
+    union: torch.Tensor, total: int, layout: _Layout, group: Collectives
+) -> tuple[list[int], list[int]]:
+    """Units of the union at each owner, and non-zero units of each rank. Meets the host, once."""
+    mine = torch.stack([union.sum(), torch.full_like(union[0], total, dtype=torch.int64)])
+    sizes = mine.new_empty(2 * group.size)
+    group.all_gather(sizes, mine, layout.name)
+    parts, totals = sizes.view(-1, 2).t().tolist()
+    return parts, totals
 
 
 def _compact(member: torch.Tensor, count: int) -> torch.Tensor:
@@ -345,51 +390,3 @@ def _unpack(message: torch.Tensor, layout: _Layout, dtype: torch.dtype, count: i
     if layout.small:
         return _Part(torch.arange(layout.slots, device=message.device), counts, values)
     return _Part(_compact(counts, count), None, values)
-
-
-# Adding, in operations whose results no device may choose: a NaN is treated in integers.
-
-
-def _quiet(value: torch.Tensor) -> torch.Tensor:
-    """The same NaNs, quiet."""
-    bits = value.view(_BITS[value.dtype.itemsize])
-    return (bits | (1 << (_MANTISSA[value.dtype] - 1))).view(value.dtype)
-
-
-def _add(sums: torch.Tensor, at: torch.Tensor, values: torch.Tensor) -> None:
-    """sums[at] += values, `at` distinct; of two NaNs that of `sums` stays, made quiet."""
-    old, values = sums[at], _widen(values)
-    new = old + values
-    if new.is_floating_point():
-        none = torch.full_like(new, _NO_NUMBER[new.dtype], dtype=_BITS[new.dtype.itemsize])
-        new = torch.where(new.isnan(), none.view(new.dtype), new)
-        new = torch.where(values.isnan(), _quiet(values), new)
-        new = torch.where(old.isnan(), _quiet(old), new)
-    sums.index_copy_(0, at, new)
-
-
-def _widen(values: torch.Tensor) -> torch.Tensor:
-    """16-bit floats as fp32, exactly; a NaN keeps its payload."""
-    if values.dtype not in HALVES:
-        return values
-    bits = values.view(torch.int16).int()
-    if values.dtype == torch.bfloat16:
-        return (bits << 16).view(torch.float32)
-    nan = (bits & -0x8000) << 16 | 0x7FC00000 | (bits & 0x3FF) << 13
-    return torch.where(values.isnan(), nan.view(torch.float32), values.float())
-
-
-def _finish(sums: torch.Tensor, dtype: torch.dtype, divisor: int) -> torch.Tensor:
-    """The sums divided once, and rounded once to `dtype`."""
-    if divisor != 1:
-        # By a tensor: torch turns a plain number into a product with its inverse on some devices.
-        quotient = sums / torch.full_like(sums[:1], divisor)
-        sums = torch.where(sums.isnan(), sums, quotient)
-    if dtype == sums.dtype:
-        return sums
-    bits = sums.view(torch.int32)
-    shift = _MANTISSA[torch.float32] - _MANTISSA[dtype]
-    top = bits >> 16
-    nan = (top & -0x8000) | _EXPONENT[dtype] | (1 << (_MANTISSA[dtype] - 1))
-    nan = nan | ((bits >> shift) & ((1 << _MANTISSA[dtype]) - 1))
-    return torch.where(sums.isnan(), nan.to(torch.int16).view(dtype), sums.to(dtype))
