@@ -59,7 +59,8 @@ def _start(state: State, named: Named) -> Callable[[], None]:
 def _item(name: str, tensor: torch.Tensor) -> tuple[_core.DenseTensor, _core.JobOptions, bool]:
     shape = ",".join(str(length) for length in tensor.shape)
     dtype = str(tensor.dtype).removeprefix("torch.")
-    key = f"{name} ({dtype}[{shape}])"
+    where = f" on {tensor.device.type}" if takes(tensor) else ""
+    key = f"{name} ({dtype}[{shape}]{where})"
     known = tensor.dtype in DTYPES
     spec = spec_of(tensor, None if known else torch.int32)
     return _core.DenseTensor(0, spec), _core.JobOptions(key, _core.ReduceOp.SUM), False
