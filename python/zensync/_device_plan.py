@@ -32,7 +32,7 @@ class Choice:
         if totals is None or self.is_fixed or units == 0:
             return
         density = max(totals) / units
-        self.is_dense = density > (TO_SPARSE_BELOW if self.is_dense else TO_DENSE_ABOVE)
+        self.is_dense = density >= TO_SPARSE_BELOW if self.is_dense else density > TO_DENSE_ABOVE
 
 
 class Choices:
