@@ -114,10 +114,12 @@ class Operations(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-def install():
-    """The fake runtime, from now on, in this process."""
+def install(watches=True):
+    """The fake runtime, from now on, in this process. watches: writes down what workers do."""
     runtime = FakeRuntime()
     _device.install(runtime)
+    if not watches:
+        return runtime
     loop = _worker.Worker._loop
 
     def watched(worker):
@@ -140,8 +142,9 @@ def _watch(runtime, name):
     setattr(_torch_compat, name, watched)
 
 
-def order_problems(log, caller="MainThread"):
+def order_problems(log, caller="MainThread", *, marks=False, torch_waits=False):
     """What is wrong in the order of the events of calls that `caller` made and waited for.
+    marks: it also records events for other ends. torch_waits: torch waits for the futures.
 
     Each call: the caller records an event; the worker's side stream waits for it before it is given
     anything; the worker records the end, completes the future with no operation in between, all
@@ -171,7 +174,13 @@ def order_problems(log, caller="MainThread"):
         elif kind == "complete":
             if ended is None or not stream.startswith("side"):
                 problems.append(f"complete on {stream} before the last event")
-            elif not any(one == (caller, CALLER, "wait", (CALLER, ended)) for one in log):
+            elif not torch_waits and not any(
+                one == (caller, CALLER, "wait", (CALLER, ended)) for one in log
+            ):
                 problems.append(f"nobody waits for {ended}")
             waited, ended = set(), None
-    return problems + [f"the side stream never waits for {one}" for one in open_calls]
+    return (
+        problems
+        if marks
+        else problems + [f"the side stream never waits for {one}" for one in open_calls]
+    )
