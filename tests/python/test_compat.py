@@ -7,6 +7,7 @@ import threading
 import time
 from datetime import timedelta
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -82,6 +83,56 @@ def body_gloo(rank, size, store):
     work = gloo.allreduce([tensor])  # and what has ended can be dropped
     assert held.is_completed()
     body_close_ends_own(rank, gloo)
+
+
+def body_exchanges(rank, size):
+    """Parts of unequal and equal length, and what all ranks have; a wait that expires goes on."""
+    store = compat.group_store(dist.group.WORLD)
+    gloo = compat.make_gloo(dist.PrefixStore("compat/exchanges", store), rank, size, 30.0)
+    assert compat.is_gloo(gloo)
+    assert not compat.is_gloo(None)
+    out = [[1, 2], [0, 3]]
+    given = torch.arange(sum(out[rank])) + 10 * rank
+    back = [out[0][rank], out[1][rank]]
+    to = torch.empty(sum(back), dtype=torch.int64)
+    if rank:
+        time.sleep(0.4)
+    work = compat.start_all_to_all(gloo, to, given, (back, out[rank]), 20.0)
+    slices = 0
+    while not compat.wait_slice(work, 0.05):
+        slices += 1
+    assert slices >= 3 or rank
+    assert to.tolist() == ([0] if rank == 0 else [1, 2, 10, 11, 12])
+    equal = torch.empty(2, dtype=torch.int64)
+    compat.start_all_to_all(gloo, equal, torch.tensor([rank, 5]), ([], []), 20.0).wait()
+    assert equal.tolist() == ([0, 1] if rank == 0 else [5, 5])
+    whole = torch.empty(4)
+    work = compat.start_all_gather(gloo, whole, torch.full((2,), float(rank)), 20.0)
+    while not compat.wait_slice(work, 0.05):
+        pass
+    assert whole.tolist() == [0, 0, 1, 1]
+    if rank:
+        time.sleep(1.5)
+        return
+    started = time.monotonic()
+    work = compat.start_all_gather(gloo, whole, torch.zeros(2), 0.3)
+    with pytest.raises(RuntimeError):
+        work.wait()
+    assert time.monotonic() - started < 10, "its own time-out, not that of the backend"
+    compat.close_backend(gloo, rank, size)
+    with pytest.raises(RuntimeError):
+        compat.start_all_gather(gloo, whole, torch.zeros(2), 5.0).wait()
+
+
+def test_exchanges():
+    run_ranks(2, body_exchanges)
+
+
+def test_other_backends_are_aborted():
+    for error in (None, RuntimeError("no"), NotImplementedError()):
+        backend = Mock(abort=Mock(side_effect=error))
+        compat.close_backend(backend, 0, 2)
+        backend.abort.assert_called_once_with()
 
 
 def body_close_ends_own(rank, gloo):
@@ -326,6 +377,7 @@ def body_backends(rank, size):
     dist.Backend.register_backend("compat_b", extended, True, devices=["cpu"])
     world = dist.group.WORLD
     assert compat.cpu_backend_name(world) == "gloo"
+    assert compat.device_types(world) == {"cpu": "gloo", "cuda": "gloo"}
     assert compat.cpu_backend_name(dist.new_group(backend="compat_a")) == "compat_a"
     group = dist.new_group([0, 1])
     del asked[:]

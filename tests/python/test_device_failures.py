@@ -1,4 +1,4 @@
-"""Ranks that disagree or die while tensors on a device are summed (a fake back end): named on all."""
+"""Ranks that disagree or die while tensors on a device are summed, with a fake back end."""
 
 import signal
 

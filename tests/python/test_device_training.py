@@ -106,14 +106,13 @@ def body_other_streams(rank, size):
         def on_another(parameter):
             runtime._local.stream = fake_device.Stream(next(names))
 
-        for parameter in model.parameters():  # runs before the hook of zensync: made anew behind it
+        for parameter in model.parameters():  # before its gradient is there
             parameter.register_hook(on_another)
         del runtime.log[:]
         model.zero_grad()
         model(torch.ones(2, 4)).sum().backward()
         runtime._local.stream = None
-        waits = [line[3] for line in runtime.log if line[2] == "wait" and line[0] == "MainThread"]
-    return waits
+        return [line[3] for line in runtime.log if line[2] == "wait" and line[0] == "MainThread"]
 
 
 def test_gradients_of_several_streams_are_waited_for():
