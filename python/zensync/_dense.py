@@ -108,7 +108,7 @@ class DenseGroup:
         if wide.is_floating_point():
             wide.add_(0.0)
         if average:
-            wide.div_(self.size)
+            wide.div_(wide.new_full((), self.size))  # a number would be inverted on some devices
         if wide is not tensor:
             tensor.copy_(wide)
 

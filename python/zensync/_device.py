@@ -92,6 +92,11 @@ def takes(tensor: torch.Tensor) -> bool:
     return runtime().takes(tensor.device)
 
 
+def future_of(tensor: torch.Tensor) -> torch.futures.Future[Any]:
+    """A future that may be completed with `tensor`."""
+    return runtime().future(tensor.device) if takes(tensor) else torch.futures.Future()
+
+
 def require_device(device: torch.device, group: dist.ProcessGroup) -> None:
     """UnsupportedError unless tensors on `device` can be summed over `group`."""
     if device.type == "cpu":

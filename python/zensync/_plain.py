@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from . import _torch_compat
+from ._device import future_of
 from ._tensors import HALVES
 from ._worker import Pending, as_error
 
@@ -37,6 +38,7 @@ def all_reduce(
     if not async_op:
         return None
     pending = Pending(lambda: None)
+    pending.future = future_of(tensor)
     pending.end([tensor], None)
     return Work(pending, tensor)
 
@@ -76,6 +78,6 @@ def largest(group: dist.ProcessGroup, vector: torch.Tensor) -> torch.Tensor:
 
 
 def _finished(value: torch.Tensor) -> torch.futures.Future[Any]:
-    future: torch.futures.Future[Any] = torch.futures.Future()
+    future = future_of(value)
     future.set_result(value)
     return future
