@@ -245,3 +245,35 @@ def test_a_choice_that_is_fixed_stays():
     choice.after([100], 100)
     assert not choice.is_dense
     assert not choice.is_probe_due()
+
+
+def test_torch_has_what_the_runtime_uses():
+    """Devices cannot be had here; that these names are there can be seen."""
+    for name in ("current_stream", "set_stream", "synchronize"):
+        assert callable(getattr(torch.accelerator, name))
+    assert callable(torch.Stream.wait_event)
+    assert callable(torch.Event.record)
+    assert _device.Runtime().problem() is None
+    assert _device.Runtime().takes(torch.device("cuda:0"))
+    assert not _device.Runtime().takes(torch.device("cpu"))
+
+
+def body_disabled(rank, size):
+    runtime = fake_device.install(watches=False)
+    work = zensync.all_reduce(torch.ones(5), async_op=True)
+    assert work.get_future().wait()[0].tolist() == [size] * 5
+    model = torch.nn.Linear(3, 3)
+    ddp = torch.nn.parallel.DistributedDataParallel(model)
+    with zensync.State() as state:
+        ddp.register_comm_hook(state, zensync.hook)
+        ddp(torch.ones(2, 3)).sum().backward()
+    assert [what for _, _, what, _ in runtime.log] == ["complete"] * 2
+    attached = torch.nn.Embedding(6, 3, sparse=True)
+    with zensync.attach(attached):
+        attached(torch.tensor([rank])).sum().backward()
+    assert attached.weight.grad.to_dense()[:size].eq(1 / size).all()
+
+
+def test_disabled():
+    """The group's own collectives; futures are such that a tensor of the device fits."""
+    run_ranks(2, body_disabled, env={"ZENSYNC_DISABLE": "1"})
