@@ -144,20 +144,15 @@ def reduce_coo(
         return parts.assemble(parts.indices[:0], parts.values[:0]), None
     require_inside(parts, group.rank, name)
     ids, values = without_repeats(parts, coalesced)
-    spread = torch.zeros(parts.rows, dtype=torch.bool, device=ids.device)
-    spread[ids] = True
-    place = spread.cumsum(0) - 1
+    place = ids.new_full((parts.rows + 1,), len(ids)).scatter_(
+        0, ids, torch.arange(len(ids), device=ids.device)
+    )
     unit_of = rotation(parts.rows, group.size, name, ids.device)
     shape = (parts.rows, parts.row_elems)
     layout = _layout(shape, values.dtype, parts.values.dtype, unit_of, name)
     padded = torch.cat([values, values.new_zeros((1, parts.row_elems))])
-
-    def pick(units: torch.Tensor) -> torch.Tensor:
-        at = place[units.clamp(max=layout.units - 1)]
-        member = spread[units.clamp(max=layout.units - 1)] & (units < layout.units)
-        return padded[torch.where(member, at, len(values))]
-
-    got, counts = _push_pull(_Source(spread, pick), layout, group, average)
+    source = _Source(place[:-1] < len(ids), lambda units: padded[place[units]])
+    got, counts = _push_pull(source, layout, group, average)
     units = torch.cat([layout.unit_of[owner, part.slots] for owner, part in enumerate(got)])
     sums = torch.cat([part.values for part in got])
     order = units.argsort()
