@@ -48,8 +48,8 @@ def test_attach_equals_ddp(bodies):
 
 @pytest.mark.slow
 def test_attach_in_front_of_ddp_and_in_groups():
-    bodies = [("attach", "body_before_ddp"), ("training", "body_groups")]
-    run_ranks(3, body_attach, bodies)
+    run_ranks(2, body_attach, [("attach", "body_before_ddp")])
+    run_ranks(3, body_attach, [("training", "body_groups")])
 
 
 # ---- the order of events
