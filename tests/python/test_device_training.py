@@ -49,7 +49,7 @@ def test_attach_equals_ddp(bodies):
 @pytest.mark.slow
 def test_attach_in_front_of_ddp_and_in_groups():
     run_ranks(2, body_attach, [("attach", "body_before_ddp")])
-    run_ranks(3, body_attach, [("training", "body_groups")])
+    run_ranks(4, body_attach, [("training", "body_groups")])
 
 
 # ---- the order of events
