@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from . import _torch_compat
 from ._arguments import require_group
 from ._backward import Attachment, Named, Tensors, tensors_in
+from ._device import require_device
 from ._fsdp import attach_fsdp, is_fsdp
 from ._mesh import refuse_mesh
 from ._names import is_table_shape
@@ -80,7 +81,7 @@ def _attach_plain(
         if not any(parameter.requires_grad for _, parameter in taken):
             raise UnsupportedError("the module has no parameter that requires a gradient")
         for name, parameter in taken:
-            _require_parameter(name, parameter)
+            _require_parameter(name, parameter, used)
         before = _attached.get(module)
         if before is not None and not before.state.is_closed:
             raise Error("a State is attached to this module already; close() that one first")
@@ -211,7 +212,7 @@ def _require_not_sharded(module: torch.nn.Module) -> None:
             )
 
 
-def _require_parameter(name: str, parameter: torch.Tensor) -> None:
+def _require_parameter(name: str, parameter: torch.Tensor, group: dist.ProcessGroup) -> None:
     """UnsupportedError unless gradients of `parameter` can be synchronised."""
     what = f'parameter "{name}": '
     if torch.nn.parameter.is_lazy(parameter):
@@ -221,10 +222,12 @@ def _require_parameter(name: str, parameter: torch.Tensor) -> None:
         raise UnsupportedError(what + f"{kind} is sharded or has no memory of its own")
     if parameter.is_meta:
         raise UnsupportedError(what + "it is on the meta device; materialise the module first")
-    if parameter.device.type != "cpu":
-        raise UnsupportedError(what + f"{parameter.device} is not supported in this version")
     if parameter.layout != torch.strided:
         raise UnsupportedError(what + f"{parameter.layout}; only its gradients may be sparse")
+    try:
+        require_device(parameter.device, group)
+    except UnsupportedError as why:
+        raise UnsupportedError(what + why.message) from None
     dtype = parameter.dtype.to_real() if parameter.is_complex() else parameter.dtype
     if parameter.requires_grad and dtype not in DTYPES:
         raise UnsupportedError(what + f"dtype {parameter.dtype} is not supported")

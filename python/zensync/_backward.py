@@ -20,6 +20,7 @@ import torch
 from . import _torch_compat
 from ._carrier import PlainCarrier, StateCarrier
 from ._debug import span
+from ._device import mark_of
 from ._join import Joining
 from ._parcels import Parcel, Slot, parcels_of
 from ._take_over import bytes_of, take_over
@@ -151,7 +152,7 @@ class Attachment:
                 _coalesce(slot.parameter)
                 return
             self.arm()
-            slot.is_final = True
+            slot.is_final, slot.ready = True, mark_of(slot.parameter.grad)
             while self._launched < len(self._parcels):
                 if not self._parcels[self._launched].is_final():
                     return
@@ -267,7 +268,7 @@ class Attachment:
     def _end(self) -> None:
         self._backward, self._launched = None, 0
         for slot in self._slots:
-            slot.is_final = False
+            slot.is_final, slot.ready = False, None
 
     @contextlib.contextmanager
     def _telling(self) -> Iterator[None]:
@@ -316,7 +317,7 @@ def _digest_of_values(slots: Iterable[Slot]) -> int:
     count = 0
     for slot in slots:
         count += 1
-        digest.update(bytes_of(slot.parameter.detach()).numpy().data)
+        digest.update(bytes_of(slot.parameter.detach()).cpu().numpy().data)
     return int.from_bytes(digest.digest()[:4], "little") >> 1 if count else 0
 
 

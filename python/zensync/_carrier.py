@@ -10,10 +10,10 @@ import torch.distributed as dist
 
 from . import _core, _plain
 from ._dense import MAX
-from ._dense_bucket import start_bucket
-from ._tensors import CooParts, require_supported, spec_of
+from ._dense_bucket import call_bucket
+from ._tensors import require_supported, spec_of
 from ._worker import Pending, as_error
-from .reduce import submit_coo
+from .reduce import call_coo
 from .state import State
 
 
@@ -30,16 +30,12 @@ class StateCarrier:
         require_supported(buffer)
         state = self._state
         plan = state.plans.get(parameters, buffer.dtype)
-        return state.call(lambda: start_bucket(state, plan, buffer, views), plan.title)
+        return call_bucket(state, plan, buffer, views)
 
     def coo(self, name: str, tensor: torch.Tensor) -> Pending:
         """Averages a COO tensor; the value is a coalesced one."""
         require_supported(tensor)
-        state = self._state
-        state.require_coo()
-        options = _core.JobOptions(name, _core.ReduceOp.AVG)
-        parts = CooParts.of(tensor)
-        return state.call(lambda: submit_coo(state, parts, options), name)
+        return call_coo(self._state, tensor, name, True)
 
     def largest(self, name: str, vector: torch.Tensor) -> Pending:
         """The largest entries of an int32 vector over all ranks, which first agree on its name."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ._dense import MAX
+from ._dense import MAX, DenseGroup
 from ._tensors import HALVES, CooParts
 from .errors import MismatchError
 
@@ -35,15 +35,19 @@ class SumChecks:
         self._made: dict[str, int] = {}
 
     def dense(self, name: str, tensor: torch.Tensor, average: bool) -> SumCheck | None:
-        """For a contiguous tensor that is about to be summed in place; None: not due."""
+        """For a tensor that is about to be summed in place; None: not due."""
         if not self._is_due(name):
             return None
         rows = tensor.shape[0] if tensor.dim() > 1 else tensor.numel()
         row_elems = tensor.numel() // rows if rows else 1
-        before = tensor.detach().clone().view(rows, row_elems)
-        view = tensor.detach().view(rows, row_elems)
+        whole = tensor.detach()
+        before = whole.resolve_neg().clone(memory_format=torch.contiguous_format)
         shape = _Shape(rows, row_elems, tensor.dtype, average)
-        return SumCheck(name, shape, lambda begin, end: before[begin:end], lambda _: _rows(view))
+
+        def after(_: Any) -> Block:
+            return _rows(whole.resolve_neg().reshape(rows, row_elems))
+
+        return SumCheck(name, shape, _rows(before.view(rows, row_elems)), after)
 
     def coo(self, name: str, parts: CooParts, average: bool) -> SumCheck | None:
         """For the parts of a COO tensor; `compare` gets the result."""
@@ -85,11 +89,12 @@ class SumCheck:
     def compare(self, state: State, result: Any = None) -> None:
         """On the worker, once the sum is there. MismatchError, on all ranks alike."""
         after = self.after(result)
+        group = state.groups.of(self.before(0, 0).device)
         step = max(BLOCK_ELEMS // max(self.shape.row_elems, 1), 1)
         found = torch.zeros(2 * state.size, dtype=torch.int64)  # how many, first row + 1, by rank
         for begin in range(0, self.shape.rows, step):
             end = min(begin + step, self.shape.rows)
-            wrong = self._wrong(state, self.before(begin, end), after(begin, end))
+            wrong = self._wrong(group, self.before(begin, end), after(begin, end))
             rows = wrong.any(1).nonzero().view(-1)
             if len(rows) and found[state.rank] == 0:
                 found[state.size + state.rank] = begin + int(rows[0]) + 1
@@ -98,21 +103,21 @@ class SumCheck:
         if found.any():
             raise self._error(*(part.tolist() for part in found.split(state.size)))
 
-    def _wrong(self, state: State, before: torch.Tensor, got: torch.Tensor) -> torch.Tensor:
+    def _wrong(self, group: DenseGroup, before: torch.Tensor, got: torch.Tensor) -> torch.Tensor:
         """bool [rows, row_elems]: which elements of the result are not the sum."""
         if not before.dtype.is_floating_point:
             total = before.to(torch.int64, copy=True)
-            state.dense.all_reduce(total, name=self.name)
+            group.all_reduce(total, name=self.name)
             return got.to(self.shape.dtype) != total.to(self.shape.dtype)  # both wrap around
         total, size = before.to(torch.float64, copy=True), before.double().abs()
-        state.dense.all_reduce(total, name=self.name)
-        state.dense.all_reduce(size, name=self.name)
-        ranks = state.size if self.shape.average else 1
+        group.all_reduce(total, name=self.name)
+        group.all_reduce(size, name=self.name)
+        ranks = group.size if self.shape.average else 1
         total, size, result = total / ranks, size / ranks, got.double()
         own = torch.finfo(self.shape.dtype)
         added = torch.finfo(torch.float32) if self.shape.dtype in HALVES else own
         # Twice: the fp64 sum is rounded too. A subnormal result is off by one of its steps.
-        allowed = 2 * (state.size + 1) * added.eps * size + own.eps * total.abs() + own.tiny
+        allowed = 2 * (group.size + 1) * added.eps * size + own.eps * total.abs() + own.tiny
         is_same = (result == total) | (result.isnan() & total.isnan())
         overflows = (size * ranks > added.max) | (total.abs() > own.max)  # on the way, or at last
         is_right = is_same | ((result - total).abs() <= allowed)
@@ -142,7 +147,7 @@ def _entries(indices: torch.Tensor, values: torch.Tensor, row_elems: int) -> Blo
 
     def block(begin: int, end: int) -> torch.Tensor:
         inside = ((indices >= begin) & (indices < end)).nonzero().view(-1)
-        result = torch.zeros((end - begin, row_elems), dtype=wide)
+        result = torch.zeros((end - begin, row_elems), dtype=wide, device=flat.device)
         return result.index_add_(0, indices[inside] - begin, flat[inside].to(wide))
 
     return block

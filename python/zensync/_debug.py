@@ -123,18 +123,6 @@ def _names(subsystems: str) -> set[str]:
 # ---- what a State says
 
 
-def say_made(state: Any, way: str) -> None:
-    """A State of torch's package: its first line."""
-    logger(INIT).info(
-        "zensync: rank %d of %d over %s, kernels %s, scheme %s",
-        state.rank,
-        state.size,
-        way,
-        _core.info()["kernels_active"],
-        state.scheme,
-    )
-
-
 def say_job(rank: int, name: str, report: dict[str, Any], before: dict[str, Any] | None) -> None:
     """A job that ended well. before: the last report of the same name."""
     tuning = logger(TUNING)
@@ -147,11 +135,9 @@ def say_job(rank: int, name: str, report: dict[str, Any], before: dict[str, Any]
             'rank %d: "%s": %d units here, %d in the union, %d bytes sent, %d received, %.3f ms',
             rank,
             name,
-            report["units"],
-            report["union_units"],
-            report["sent_bytes"],
-            report["received_bytes"],
-            report["seconds"] * 1e3,
+            *(report.get(key, 0) for key in ("units", "union_units", "sent_bytes")),
+            report.get("received_bytes", 0),
+            report.get("seconds", 0.0) * 1e3,
         )
 
 
@@ -160,7 +146,8 @@ def _choice(report: dict[str, Any] | None) -> str:
         return ""
     if report.get("outcome") == "use_dense":
         return "the group's dense all-reduce"
-    return f"{report['scheme']}, units of {report['width']} elements"
+    width = report.get("width")
+    return report["scheme"] + (f", units of {width} elements" if width else "")
 
 
 def span(what: str) -> AbstractContextManager[Any]:

@@ -11,13 +11,28 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
-from . import _core
+from . import _core, _device_sums
 from ._bucket import BucketPlan, LargeParameter, Rest
+from ._device import require_device
 from ._tensors import DTYPES
+from ._worker import Pending
 from .reduce import dense_fallback
 from .state import State
 
 _AVG = _core.ReduceOp.AVG
+
+
+def call_bucket(
+    state: State, plan: BucketPlan, buffer: torch.Tensor, gradients: list[torch.Tensor]
+) -> Pending:
+    """Makes the call that averages a buffer, wherever it lies."""
+    require_device(buffer.device, state.group)
+    passage = state.groups.passage(buffer)
+    if passage is not None:
+        return state.call(
+            lambda: _device_sums.start_bucket(state, plan, buffer, gradients), plan.title, passage
+        )
+    return state.call(lambda: start_bucket(state, plan, buffer, gradients), plan.title)
 
 
 def start_bucket(

@@ -22,7 +22,9 @@ import torch.distributed as dist
 from . import _core, _settings, _torch_compat, _torch_driver
 from ._attempt import Attempt, PeerFailed, UnreachableError, poll
 from ._connect import connect
+from ._debug import INIT, logger
 from ._dense import ASK_S, DenseGroup, await_fault
+from ._groups import Groups, Opener
 from .errors import Error, MismatchError, PeerLostError, UnsupportedError, make_error, raise_error
 
 _DEFAULT_TIMEOUT_S = 1800.0
@@ -129,8 +131,20 @@ class Opened(NamedTuple):
     """What a State has on the network."""
 
     engine: _core.Engine
-    dense: DenseGroup
+    groups: Groups
     way: Way
+
+    def say(self, scheme: str) -> Opened:
+        """Logs what is active."""
+        logger(INIT).info(
+            "zensync: rank %d of %d over %s, kernels %s, scheme %s",
+            self.groups.cpu.rank,
+            self.groups.cpu.size,
+            self.way.describe(),
+            _core.info()["kernels_active"],
+            scheme,
+        )
+        return self
 
 
 def open_mesh(group: dist.ProcessGroup, choose: Callable[[], dict[str, Any]]) -> Opened:
@@ -158,7 +172,8 @@ def _open_at_last(group: dist.ProcessGroup, choose: Callable[[], dict[str, Any]]
             deadline_s = options["deadline_s"] or timeout_s
             until = min(until, time.monotonic() + deadline_s)
             options = {**options, "deadline_s": deadline_s, "name": attempt.prefix}
-            return _Opening(attempt, group, store, until).run(left[0], options)
+            opened = _Opening(attempt, group, store, until).run(left[0], options)
+            return opened.say(options["scheme"])
         except PeerFailed as why:
             if attempt.is_unreachable():
                 attempt.call_roll()
@@ -215,7 +230,10 @@ class _Opening:
         self._attempt.check()
         engine = self._open_engine(way, options)
         try:
-            return Opened(engine, self._open_dense(engine, options["deadline_s"]), way)
+            dense = self._open_dense(engine, options["deadline_s"])
+            keys = f"{self._attempt.prefix}/device"
+            opener = Opener(self._group, keys, engine, options["deadline_s"])
+            return Opened(engine, Groups(dense, opener), way)
         except BaseException as why:
             error = self._settled(engine, why)
             engine.close(_LAST_WAIT_S)

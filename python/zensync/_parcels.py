@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import torch
 
+from ._device import Mark
 from ._tensors import dense_of
 from ._worker import Pending
 
@@ -27,7 +28,8 @@ class Slot:
 
     known: the form of the last synchronisation that all ranks know of; None: nobody had any.
     has_gradient: some backward since the last synchronisation had one. is_final: it is there, and
-    the backward that is under way will not add to it.
+    the backward that is under way will not add to it. ready: on a device, what the stream had been
+    given by then.
     """
 
     parameter: torch.nn.Parameter
@@ -35,6 +37,7 @@ class Slot:
     known: int | None = None
     has_gradient: bool = False
     is_final: bool = False
+    ready: Mark | None = None
     handle: Any = None  # of the hook; None while the parameter is frozen
 
     @property
@@ -73,6 +76,9 @@ class Parcel:
 
     def launch(self, carrier: Carrier) -> None:
         """Starts it with what this rank has, which may be nothing."""
+        for slot in self.slots:
+            if slot.ready is not None:
+                slot.ready.wait()
         with torch.no_grad():
             self._pending = self._start(carrier)
 
@@ -170,7 +176,7 @@ class DenseParcel(Parcel):
 def parcels_of(slots: Sequence[Slot]) -> list[Parcel]:
     """Parcels for slots whose form is known, in the order in which they are launched."""
     parcels: list[Parcel] = []
-    open_ones: dict[torch.dtype, list[Slot]] = {}
+    open_ones: dict[tuple[torch.dtype, torch.device], list[Slot]] = {}
     for slot in slots:
         bytes_here = slot.parameter.numel() * slot.parameter.element_size()
         if slot.known is None:
@@ -180,11 +186,12 @@ def parcels_of(slots: Sequence[Slot]) -> list[Parcel]:
         elif bytes_here >= ALONE_BYTES:
             parcels.append(DenseParcel([slot]))
         else:
-            group = open_ones.setdefault(_real(slot.parameter.detach()).dtype, [])
+            kind = (_real(slot.parameter.detach()).dtype, slot.parameter.device)
+            group = open_ones.setdefault(kind, [])
             group.append(slot)
             if sum(one.parameter.nbytes for one in group) >= BUFFER_BYTES:
                 parcels.append(DenseParcel(group))
-                del open_ones[_real(slot.parameter.detach()).dtype]
+                del open_ones[kind]
     parcels.extend(DenseParcel(group) for group in open_ones.values())
     return parcels
 
@@ -206,7 +213,7 @@ def _as_coo(parameter: torch.nn.Parameter, sparse_dim: int) -> torch.Tensor:
     if gradient is None:
         dense_shape = parameter.shape[sparse_dim:]
         return torch.sparse_coo_tensor(
-            torch.zeros((sparse_dim, 0), dtype=torch.int64),
+            torch.zeros((sparse_dim, 0), dtype=torch.int64, device=parameter.device),
             parameter.detach().new_zeros((0, *dense_shape)),
             parameter.shape,
             is_coalesced=True,

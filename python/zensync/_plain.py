@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from . import _torch_compat
+from ._device import future_of
 from ._tensors import HALVES
 from ._worker import Pending, as_error
 
@@ -36,6 +38,7 @@ def all_reduce(
     if not async_op:
         return None
     pending = Pending(lambda: None)
+    pending.future = future_of(tensor)
     pending.end([tensor], None)
     return Work(pending, tensor)
 
@@ -88,12 +91,14 @@ def average(group: dist.ProcessGroup, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def largest(group: dist.ProcessGroup, vector: torch.Tensor) -> torch.Tensor:
-    """The largest entries over the ranks, in place."""
-    dist.all_reduce(vector, dist.ReduceOp.MAX, group=group)
-    return vector
+    """The largest entries over the ranks, of a CPU tensor."""
+    known = _torch_compat.device_types(group)
+    there = vector if "cpu" in known else vector.to(next(iter(known), "cpu"))
+    dist.all_reduce(there, dist.ReduceOp.MAX, group=group)
+    return there.cpu()
 
 
 def _finished(value: torch.Tensor) -> torch.futures.Future[Any]:
-    future: torch.futures.Future[Any] = torch.futures.Future()
+    future = future_of(value)
     future.set_result(value)
     return future

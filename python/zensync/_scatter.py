@@ -217,8 +217,12 @@ def _padding(output: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
 
 
 def require_dense(what: str, tensor: torch.Tensor) -> None:
-    """UnsupportedError unless `tensor` is dense-stored, and one that zensync can sum."""
+    """UnsupportedError unless `tensor` is dense-stored, on the CPU, and one that can be summed."""
     require_supported(tensor)
+    if tensor.device.type != "cpu":
+        raise UnsupportedError(
+            f"{what} is on {tensor.device}; shards are for CPU tensors in this version"
+        )
     if tensor.layout != torch.strided:
         raise UnsupportedError(f"{what} is a COO tensor; shards are for dense-stored ones")
 

@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from . import _core
 from ._dense import MAX
+from ._device import runtime, takes
 from ._tensors import DTYPES, spec_of
 from .errors import MismatchError
 from .state import State
@@ -34,6 +35,9 @@ def take_over(state: State, named: Named, source: int = 0) -> None:
     if state.disabled:
         _take_over_plainly(state, named, source)
         return
+    devices = {tensor.device for _, tensor in named if takes(tensor)}
+    for device in devices:  # once only, so without streams
+        runtime().synchronise(device)
     pending = state.call(lambda: _start(state, named, source), "take over parameters")
     pending.wait()
     if pending.error is not None:
@@ -49,6 +53,8 @@ def _start(state: State, named: Named, source: int) -> Callable[[], None]:
         with torch.no_grad():
             for name, tensor in named:
                 _broadcast(state, name, tensor, source)
+            for device in {tensor.device for _, tensor in named if takes(tensor)}:
+                runtime().synchronise(device)
             _check(state, named, source)
 
     return run
@@ -57,7 +63,8 @@ def _start(state: State, named: Named, source: int) -> Callable[[], None]:
 def _item(name: str, tensor: torch.Tensor) -> tuple[_core.DenseTensor, _core.JobOptions, bool]:
     shape = ",".join(str(length) for length in tensor.shape)
     dtype = str(tensor.dtype).removeprefix("torch.")
-    key = f"{name} ({dtype}[{shape}])"
+    where = f" on {tensor.device.type}" if takes(tensor) else ""
+    key = f"{name} ({dtype}[{shape}]{where})"
     known = tensor.dtype in DTYPES
     spec = spec_of(tensor, None if known else torch.int32)
     return _core.DenseTensor(0, spec), _core.JobOptions(key, _core.ReduceOp.SUM), False
@@ -69,7 +76,7 @@ def _broadcast(state: State, name: str, tensor: torch.Tensor, source: int) -> No
     for piece in whole.split(_PIECE_BYTES):
         if state.rank != source:
             piece.zero_()
-        state.dense.all_reduce(piece, name=name)
+        state.groups.of(tensor.device).all_reduce(piece, name=name)
     if whole.data_ptr() != tensor.data_ptr():
         tensor.detach().copy_(whole.view(tensor.dtype).view(tensor.shape))
 
@@ -87,7 +94,7 @@ def _check(state: State, named: Named, source: int) -> None:
 
 def digest_of(tensor: torch.Tensor) -> int:
     """31 bits over the bytes of a tensor."""
-    digest = hashlib.sha256(bytes_of(tensor.detach()).numpy().data)
+    digest = hashlib.sha256(bytes_of(tensor.detach()).cpu().numpy().data)
     return int.from_bytes(digest.digest()[:4], "little") >> 1
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -33,7 +34,8 @@ _LAYOUT_WORDS = {
 
 
 def require_supported(tensor: torch.Tensor) -> None:
-    """UnsupportedError, with words on what to do, unless zensync can sum `tensor`."""
+    """UnsupportedError, with words on what to do, unless zensync can sum `tensor`; whether the
+    group can send it is for `_device.require_device`."""
     if not isinstance(tensor, torch.Tensor):
         raise UnsupportedError(f"a torch.Tensor is needed, not {type(tensor).__name__}")
     if tensor.is_nested:
@@ -54,10 +56,6 @@ def require_supported(tensor: torch.Tensor) -> None:
         raise UnsupportedError(f"{tensor.layout} is not supported; use a dense or COO tensor")
     if tensor.is_meta:
         raise UnsupportedError("meta tensors hold no values to sum")
-    if tensor.device.type != "cpu":
-        raise UnsupportedError(
-            f"tensors on {tensor.device} are not supported in this version; only CPU tensors are"
-        )
     if tensor.is_complex():
         raise UnsupportedError("complex tensors are not supported; sum torch.view_as_real(tensor)")
     if tensor.dtype not in DTYPES:
@@ -106,13 +104,20 @@ def plain_name(tensor: torch.Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')}[{shape}] {layout}"
 
 
-def sorted_ids(rows: torch.Tensor, count: int) -> torch.Tensor:
-    """Row ids, ascending and distinct, int64. Error if one is not in [0, count)."""
+def mode_of(tensor: torch.Tensor) -> Any:
+    """Inference tensors may be written in inference mode only; it is a thread's own."""
+    return torch.inference_mode() if tensor.is_inference() else torch.no_grad()
+
+
+def sorted_ids(rows: torch.Tensor, count: int, device: torch.device) -> torch.Tensor:
+    """Row ids, ascending and distinct, int64, on `device`. Error if one is not in [0, count)."""
     if not isinstance(rows, torch.Tensor) or rows.dtype != torch.int64:
         raise Error("rows= must be an int64 tensor of row ids")
-    if rows.device.type != "cpu":
-        raise UnsupportedError(f"rows= on {rows.device} is not supported; use a CPU tensor")
-    ids = torch.unique(rows.detach().reshape(-1), sorted=True)
+    if rows.device.type != "cpu" and rows.device != device:
+        raise UnsupportedError(
+            f"rows= on {rows.device} is not supported for a tensor on {device}; use a CPU tensor"
+        )
+    ids = torch.unique(rows.detach().to(device).reshape(-1), sorted=True)
     if ids.numel() and (int(ids[0]) < 0 or int(ids[-1]) >= count):
         raise Error(f"rows= has ids outside [0, {count})")
     return ids.contiguous()
@@ -141,8 +146,8 @@ class CooParts:
         if sparse_dim == 1:
             joined = all_indices[0]
         else:
-            joined = torch.zeros(all_indices.shape[1], dtype=torch.int64)
-            outside = torch.zeros(all_indices.shape[1], dtype=torch.bool)
+            joined = all_indices.new_zeros(all_indices.shape[1])
+            outside = torch.zeros_like(joined, dtype=torch.bool)
             for axis in range(sparse_dim):
                 joined = joined * shape[axis] + all_indices[axis]
                 outside |= (all_indices[axis] < 0) | (all_indices[axis] >= shape[axis])
@@ -158,16 +163,17 @@ class CooParts:
     def row_elems(self) -> int:
         return math.prod(self.shape[self.sparse_dim :])
 
+    @property
+    def spec(self) -> _core.TensorSpec:
+        """Its shape, for the core."""
+        rows = self.rows if self.row_elems else 0
+        dtype = DTYPES[self.values.dtype]
+        return _core.TensorSpec(rows, max(self.row_elems, 1), dtype, _core.Layout.COO)
+
     def core_tensor(self) -> _core.CooTensor:
         """What the engine takes; this object must live until the job has ended."""
-        spec = _core.TensorSpec(
-            self.rows if self.row_elems else 0,
-            max(self.row_elems, 1),
-            DTYPES[self.values.dtype],
-            _core.Layout.COO,
-        )
         entries = self.indices.numel() if self.row_elems else 0
-        return _core.CooTensor(self.indices.data_ptr(), self.values.data_ptr(), entries, spec)
+        return _core.CooTensor(self.indices.data_ptr(), self.values.data_ptr(), entries, self.spec)
 
     def fetch(self, job: _core.Job) -> torch.Tensor:
         """The result of a job that is done: a coalesced COO tensor of the same shape and dtype."""
@@ -191,7 +197,7 @@ class CooParts:
     def dense(self) -> torch.Tensor:
         """[rows, row_elems], duplicates added up; 16-bit floats as fp32."""
         dtype = torch.float32 if self.values.dtype in HALVES else self.values.dtype
-        result = torch.zeros((self.rows, self.row_elems), dtype=dtype)
+        result = self.values.new_zeros((self.rows, self.row_elems), dtype=dtype)
         values = self.values.reshape(self.indices.numel(), self.row_elems).to(dtype)
         return result.index_add_(0, self.indices, values)
 

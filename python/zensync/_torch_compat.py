@@ -17,6 +17,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+Counts = tuple[list[int], list[int]]
+
 _CLOSING_TAG = 0x7A656E  # of a message that nobody sends
 
 
@@ -43,12 +45,15 @@ def store_address(store: dist.Store) -> tuple[str, int] | None:
 
 
 def group_timeout_s(group: dist.ProcessGroup, otherwise_s: float) -> float:
-    """The time-out of the group's CPU backend in seconds; `otherwise_s` where it has none."""
-    try:
-        timeout: timedelta = group._get_backend(torch.device("cpu")).options._timeout
-    except (AttributeError, RuntimeError):
-        return otherwise_s
-    return timeout.total_seconds()
+    """The time-out of the group's backend in seconds, that for CPU tensors where it has several;
+    `otherwise_s` where it says none."""
+    for device in sorted(device_types(group), key=lambda one: one != "cpu"):
+        try:
+            timeout: timedelta = group._get_backend(torch.device(device)).options._timeout
+        except (AttributeError, RuntimeError):
+            continue
+        return timeout.total_seconds()
+    return otherwise_s
 
 
 def make_gloo(store: dist.Store, rank: int, size: int, timeout_s: float) -> Any:
@@ -66,13 +71,15 @@ def make_gloo(store: dist.Store, rank: int, size: int, timeout_s: float) -> Any:
         torch.set_flush_denormal(flushes)
 
 
+def device_types(group: dist.ProcessGroup) -> dict[str, str]:
+    """What the group's backends are called in torch's registry, by type of device."""
+    entries = [entry.partition(":") for entry in dist.get_backend_config(group).split(",")]
+    return {device: name.lower() for device, _, name in entries if name}
+
+
 def cpu_backend_name(group: dist.ProcessGroup) -> str | None:
     """What the group's backend for CPU tensors is called in torch's registry; None: it has none."""
-    for entry in dist.get_backend_config(group).split(","):
-        device, _, name = entry.partition(":")
-        if device == "cpu":
-            return name.lower()
-    return None
+    return device_types(group).get("cpu")
 
 
 def make_backend(name: str, store: dist.Store, group: dist.ProcessGroup, timeout_s: float) -> Any:
@@ -93,6 +100,11 @@ def make_backend(name: str, store: dist.Store, group: dist.ProcessGroup, timeout
         return plugin.creator_fn(options, None)
     if plugin is not None:
         return plugin.creator_fn(store, rank, size, timeout)
+    if name == "nccl" and dist.is_nccl_available():
+        options = distributed_c10d.ProcessGroupNCCL.Options()
+        # Its watchdog ends the process at its time-out: not before this library's own deadline.
+        options._timeout = 2 * timeout
+        return distributed_c10d.ProcessGroupNCCL(store, rank, size, options)
     if name == "mpi" and dist.is_mpi_available():
         return distributed_c10d.ProcessGroupMPI.create(ranks)
     if name == "ucc" and dist.is_ucc_available():
@@ -100,12 +112,43 @@ def make_backend(name: str, store: dist.Store, group: dist.ProcessGroup, timeout
     raise LookupError("it is not built in and not registered, or for devices only")
 
 
-def start_all_reduce(gloo: Any, tensor: torch.Tensor, op: Any, timeout_s: float) -> Any:
-    """Starts an all-reduce of a backend that `make_gloo` made; it fails after `timeout_s`."""
+def start_all_reduce(backend: Any, tensor: torch.Tensor, op: Any, timeout_s: float) -> Any:
+    """Starts an all-reduce of a backend made here; with Gloo it fails after `timeout_s`."""
     options = dist.AllreduceOptions()
     options.reduceOp = op
     options.timeout = timedelta(seconds=timeout_s)
-    return gloo.allreduce([tensor], options)
+    return backend.allreduce([tensor], options)
+
+
+def start_all_to_all(
+    backend: Any, to: torch.Tensor, given: torch.Tensor, counts: Counts, timeout_s: float
+) -> Any:
+    """Starts an exchange of unequal parts of flat tensors; counts: of `to` and of `given` by rank,
+    both empty where all are equal. With Gloo it fails after `timeout_s`."""
+    options = dist.AllToAllOptions()
+    options.timeout = timedelta(seconds=timeout_s)
+    return backend.alltoall_base(to, given, *counts, options)
+
+
+def start_all_gather(backend: Any, to: torch.Tensor, given: torch.Tensor, timeout_s: float) -> Any:
+    """Starts to gather `given` of all ranks in `to`; with Gloo it fails after `timeout_s`."""
+    options = distributed_c10d.AllgatherOptions()
+    options.timeout = timedelta(seconds=timeout_s)
+    return backend._allgather_base(to, given, options)
+
+
+def is_gloo(backend: Any) -> bool:
+    """Whether waits and ends of a backend are those of Gloo."""
+    return isinstance(backend, dist.ProcessGroupGloo)
+
+
+def close_backend(backend: Any, rank: int, size: int) -> None:
+    """Ends the collectives of a backend made here, and the backend with them."""
+    if is_gloo(backend):
+        close_gloo(backend, rank, size)
+        return
+    with contextlib.suppress(Exception):  # few backends can, and each says it in its own way
+        backend.abort()
 
 
 def close_gloo(gloo: Any, rank: int, size: int) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from . import _exit
+from ._device import Passage
 from .errors import Error
 
 WAITS_FOR_ITSELF = (
@@ -37,12 +38,21 @@ def as_error(why: BaseException, rank: int | None = None) -> Error:
 class Pending:
     """One call under way: `future` and `wait` end with the value or the error of `run`.
 
-    worker: the thread that runs it.
+    worker: the thread that runs it. passage: of a call on tensors of a device, whose side stream
+    then runs it.
     """
 
-    def __init__(self, run: Callable[[], Any], worker: threading.Thread | None = None) -> None:
+    def __init__(
+        self,
+        run: Callable[[], Any],
+        worker: threading.Thread | None = None,
+        passage: Passage | None = None,
+    ) -> None:
         self.run: Callable[[], Any] | None = run
-        self.future: torch.futures.Future[Any] = torch.futures.Future()
+        self.future: torch.futures.Future[Any] = (
+            torch.futures.Future() if passage is None else passage.future
+        )
+        self._passage = passage
         self.value: Any = None
         self.error: Error | None = None
         self._worker = worker
@@ -50,19 +60,33 @@ class Pending:
         self._lock = threading.Lock()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Whether the call has ended, after waiting for it at most `timeout_s`.
+        """Whether the call has ended, after waiting for it at most `timeout_s`. What it gave the
+        device is then waited for by the current stream.
 
         Error on the worker's thread, if it has not ended: it never would.
         """
         if not self._ended.is_set() and threading.current_thread() is self._worker:
             raise Error(WAITS_FOR_ITSELF.format(what="waiting for a call"))
-        return self._ended.wait(timeout_s)
+        if not self._ended.wait(timeout_s):
+            return False
+        if self._passage is not None and self.error is None:
+            self._passage.join(self.value)
+        return True
 
     def done(self) -> bool:
         return self._ended.is_set()
 
     def end(self, value: Any, error: Error | None) -> None:
         """Once only; what `run` held (tensors) is let go."""
+        with contextlib.ExitStack() as stack:
+            if self._passage is not None:
+                try:
+                    stack.enter_context(self._passage.ending())
+                except RuntimeError as why:  # of the device
+                    value, error = None, error or as_error(why)
+            self._end(value, error)
+
+    def _end(self, value: Any, error: Error | None) -> None:
         with self._lock:
             if self._ended.is_set():
                 return
@@ -74,6 +98,16 @@ class Pending:
                 self.future.set_result(value)
             else:
                 self.future.set_exception(error)
+
+    def call(self) -> Any:
+        """Runs it, once."""
+        run, self.run = self.run, None
+        if run is None:
+            return None
+        if self._passage is None:
+            return run()
+        with self._passage.running():
+            return run()
 
 
 class Worker:
@@ -89,9 +123,9 @@ class Worker:
         self._thread.start()
         _exit.register_worker(self)
 
-    def submit(self, run: Callable[[], Any]) -> Pending:
-        """Queues `run`; its value completes the Pending."""
-        pending = Pending(run, self._thread)
+    def submit(self, run: Callable[[], Any], passage: Passage | None = None) -> Pending:
+        """Queues `run`; its value completes the Pending. passage: as of `Pending`."""
+        pending = Pending(run, self._thread, passage)
         with self._lock:
             if not self._under_way:
                 self._busy_since = time.monotonic()
@@ -135,9 +169,8 @@ class Worker:
 
     def _run(self, pending: Pending) -> tuple[Any, Error | None]:
         """Value and error of a call. What it refers to is let go before anybody learns the end."""
-        run, pending.run = pending.run, None
         try:
-            return (None if run is None else run()), None
+            return pending.call(), None
         except BaseException as why:  # every future ends, whatever happened
             return None, as_error(why)
 

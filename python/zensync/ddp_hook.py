@@ -9,15 +9,13 @@ in the bucket; the rest of the bucket goes through the State's dense all-reduce 
 import torch
 import torch.distributed as dist
 
-from . import _core, _plain
-from ._dense_bucket import start_bucket
-from ._tensors import CooParts, require_supported
+from . import _plain
+from ._dense_bucket import call_bucket
+from ._tensors import require_supported
 from ._worker import Pending, as_error
 from .errors import UnsupportedError
-from .reduce import submit_coo
+from .reduce import call_coo
 from .state import State
-
-_AVG = _core.ReduceOp.AVG
 
 
 def hook(state: State, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -55,10 +53,7 @@ def _sparse_bucket(
     state: State, parameter: torch.Tensor, buffer: torch.Tensor
 ) -> torch.futures.Future[torch.Tensor]:
     """A `sparse=True` table: an uncoalesced COO gradient, alone in its bucket."""
-    state.require_coo()
-    options = _core.JobOptions(state.plans.names.name(parameter), _AVG)
-    parts = CooParts.of(buffer.detach())
-    return state.call(lambda: submit_coo(state, parts, options), options.name).future
+    return call_coo(state, buffer.detach(), state.plans.names.name(parameter), True).future
 
 
 def _dense_bucket(
@@ -66,4 +61,4 @@ def _dense_bucket(
 ) -> torch.futures.Future[torch.Tensor]:
     plan = state.plans.get(bucket.parameters(), buffer.dtype)
     gradients = bucket.gradients() if plan.large else []
-    return state.call(lambda: start_bucket(state, plan, buffer, gradients), plan.title).future
+    return call_bucket(state, plan, buffer, gradients).future

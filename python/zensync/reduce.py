@@ -11,10 +11,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from . import _core, _plain
+from . import _core, _device_sums, _plain
+from ._arguments import require_group
 from ._default_state import default_state
 from ._dense import MAX
-from ._tensors import HALVES, CooParts, plain_name, require_supported, sorted_ids, spec_of
+from ._device import require_device
+from ._device_sums import Sum
+from ._tensors import CooParts, mode_of, plain_name, require_supported, sorted_ids, spec_of
 from ._worker import Pending
 from .errors import DeadlineError, Error, UnsupportedError
 from .state import State
@@ -69,8 +72,9 @@ def all_reduce(
 ) -> Work | None:
     """Sums (or averages) `tensor` over the group, in place; a collective call.
 
-    tensor: CPU; float32, float64, bfloat16, float16, int32, int64; dense-stored of any strides, or
-    COO, which comes back coalesced. [V, D…] is summed by rows. op: SUM or AVG (floats only).
+    tensor: on the CPU, or on a device for which the group has a backend; float32, float64,
+    bfloat16, float16, int32, int64; dense-stored of any strides, or COO, which comes back
+    coalesced. [V, D…] is summed by rows. op: SUM or AVG (floats only).
     name: its key; calls with one key share counts. Default: dtype, shape, layout.
     rows: int64 ids of the rows (dense-stored only) outside which this rank's tensor holds +0.0
     (not -0.0) in every element: no scan is made, so what else is there stays on this rank only.
@@ -84,19 +88,16 @@ def all_reduce(
     if rows is not None and is_coo:
         raise Error("rows= is for dense-stored tensors; a COO tensor has its own indices")
     require_name(name)
-    used = state_for(group, state)
+    used = state_for(group, state, tensor.device)
     if used.disabled:
         return _plain.all_reduce(tensor, average, used.group, async_op)
     if not async_op:
         used.require_waitable("all_reduce")
-    options = _core.JobOptions(
-        name or plain_name(tensor), _core.ReduceOp.AVG if average else _core.ReduceOp.SUM
-    )
+    key = name or plain_name(tensor)
     if is_coo:
-        used.require_coo()
-        pending = _submit_coo(used, tensor, options)
+        pending = call_coo(used, tensor, key, average, in_place=True)
     else:
-        pending = _submit_strided(used, tensor, options, rows)
+        pending = _call_strided(used, tensor, Sum(key, average), rows)
     work = Work(pending, tensor)
     if async_op:
         return work
@@ -104,12 +105,17 @@ def all_reduce(
     return None
 
 
-def state_for(group: dist.ProcessGroup | None, state: State | None) -> State:
-    """The State of a call with these arguments. Error if they do not fit, or it is closed."""
+def state_for(
+    group: dist.ProcessGroup | None, state: State | None, device: torch.device | None = None
+) -> State:
+    """The State of a call with these arguments. Error if they do not fit, or it is closed;
+    UnsupportedError if it cannot sum on `device`."""
     if state is not None and not isinstance(state, State):
         raise Error(f"state= must be a zensync.State, not {type(state).__name__}")
     if state is not None and group is not None and state.group is not group:
         raise Error("group= and state= name different groups; give one of them")
+    if device is not None and device.type != "cpu":
+        require_device(device, require_group(group) if state is None else state.group)
     used = default_state(group) if state is None else state
     used.require_usable()
     return used
@@ -137,30 +143,23 @@ def is_average(op: Any, tensor: torch.Tensor) -> bool:
 
 
 def dense_fallback(state: State, tensor: torch.Tensor, average: bool, name: str) -> None:
-    """What all ranks do when they have agreed on the dense all-reduce. On the worker's thread.
-
-    The result is rounded once, and a sum of -0.0 is +0.0, as in a sparse one.
-    """
-    wide = tensor.float() if tensor.dtype in HALVES else tensor
-    state.dense.all_reduce(wide, name=name)
-    if wide.is_floating_point():
-        wide.add_(0.0)
-    if average:
-        wide.div_(state.size)
-    if wide is not tensor:
-        tensor.copy_(wide)
+    """What all ranks do when they have agreed on the dense all-reduce. On the worker's thread."""
+    state.dense.sum_rounded_once(tensor, average, name)
 
 
-def mode_of(tensor: torch.Tensor) -> Any:
-    """Inference tensors may be written in inference mode only; it is a thread's own."""
-    return torch.inference_mode() if tensor.is_inference() else torch.no_grad()
-
-
-def _submit_strided(
-    state: State, tensor: torch.Tensor, options: _core.JobOptions, rows: torch.Tensor | None
+def _call_strided(
+    state: State, tensor: torch.Tensor, one: Sum, rows: torch.Tensor | None
 ) -> Pending:
-    spec = spec_of(tensor)
-    ids = _EMPTY_IDS[:0] if rows is None else sorted_ids(rows, spec.rows)
+    spec, options = spec_of(tensor), _core.JobOptions(one.name, one.op)
+    known = None if rows is None else sorted_ids(rows, spec.rows, tensor.device)
+    held = () if known is None else (known,)
+    if (passage := state.groups.passage(tensor, *held)) is not None:
+
+        def start_there() -> Callable[[], Any]:
+            return _device_sums.start_dense(state, tensor, one, known)
+
+        return state.call(start_there, one.name, passage)
+    ids = _EMPTY_IDS[:0] if known is None else known
     with mode_of(tensor):
         whole = tensor.detach()
         used = whole.resolve_neg().contiguous()  # itself, if it can be summed in place
@@ -222,19 +221,31 @@ def submit_coo(
     return run
 
 
-def _submit_coo(state: State, tensor: torch.Tensor, options: _core.JobOptions) -> Pending:
+def call_coo(
+    state: State, tensor: torch.Tensor, name: str, average: bool, *, in_place: bool = False
+) -> Pending:
+    """Makes the call that sums a COO tensor, wherever it lies; its value is the coalesced sum, or
+    with in_place [tensor], which then has it."""
+    state.require_coo()
+    require_device(tensor.device, state.group)
+    one = Sum(name, average)
     with mode_of(tensor):
         parts = CooParts.of(tensor)
+        coalesced = tensor.is_coalesced()
+    passage = state.groups.passage(tensor, parts.indices, parts.values)
 
     def start() -> Callable[[], Any]:
-        finish = submit_coo(state, parts, options)
+        if passage is not None:
+            finish = _device_sums.start_coo(state, parts, coalesced, one)
+        else:
+            finish = submit_coo(state, parts, _core.JobOptions(name, one.op))
 
-        def run() -> list[torch.Tensor]:
-            # Not on a detached tensor: that has indices of its own, and only those would be
-            # replaced.
+        def run() -> list[torch.Tensor] | torch.Tensor:
             with mode_of(tensor):
-                return [tensor.copy_(finish())]
+                # Not into a detached tensor: that has indices of its own, and only those would be
+                # replaced.
+                return [tensor.copy_(finish())] if in_place else finish()
 
         return run
 
-    return state.call(start, options.name)
+    return state.call(start, name, passage)

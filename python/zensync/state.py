@@ -22,8 +22,11 @@ from . import _core, _exit, _torch_compat
 from ._arguments import checked_options, require_count, require_group, require_module
 from ._bucket import BucketPlans
 from ._check import SumChecks
-from ._debug import say_job, say_made, span
-from ._dense import tell_notices
+from ._debug import say_job, span
+from ._dense import DenseGroup, tell_notices
+from ._device import Passage
+from ._device_plan import Choices
+from ._groups import Groups
 from ._join import JoinableState
 from ._mesh import open_mesh, refuse_mesh
 from ._names import ParameterNames
@@ -88,7 +91,8 @@ class State(JoinableState):
         self._pid = os.getpid()
         self._counts_lock = threading.Lock()
         self._counts = {"jobs": 0, "failed": 0}
-        self._reports: dict[str, dict[str, Any]] = {}
+        self.reports: dict[str, dict[str, Any]] = {}  # the last one by name
+        self.choices = Choices(scheme)  # for tensors on devices
         self._no_sync: Callable[[], contextlib.AbstractContextManager[None]] | None = None
         self._jobs: list[_core.Job] = []  # of the call that is being made, under the lock
 
@@ -112,10 +116,9 @@ class State(JoinableState):
             choose()
             refuse_mesh(self.group, Error("ZENSYNC_DISABLE=1 is set there, but not on all ranks"))
         else:
-            self._engine, self._dense, way = open_mesh(self.group, choose)
+            self._engine, self._groups, way = open_mesh(self.group, choose)
             if self.size > 1:
                 self.transport = way.transport
-            say_made(self, way.describe())
             self._worker = Worker(f"zensync-{self.rank}")
         self.checks = SumChecks(check_every)
         self.plans = BucketPlans(ParameterNames(module))
@@ -141,9 +144,14 @@ class State(JoinableState):
         return self._engine
 
     @property
-    def dense(self) -> Any:
-        """The dense group; only for the worker's thread."""
-        return self._dense
+    def dense(self) -> DenseGroup:
+        """The dense all-reduces of CPU tensors; only for the worker's thread."""
+        return self._groups.cpu
+
+    @property
+    def groups(self) -> Groups:
+        """All that it sends over besides the engine."""
+        return self._groups
 
     def require_usable(self) -> None:
         """Error unless this State can take jobs."""
@@ -172,12 +180,12 @@ class State(JoinableState):
         if not self.disabled and self._worker.is_current():
             raise Error(WAITS_FOR_ITSELF.format(what=what))
 
-    def call(self, start: Start, name: str) -> Pending:
+    def call(self, start: Start, name: str, passage: Passage | None = None) -> Pending:
         """Makes one call: `start` submits its jobs and returns what the worker then runs.
 
         Both under the State's lock, so that the order is one, and no job starts while the State
         closes. What `start` refers to is held until its jobs have ended, whatever happens.
-        name: what traces call it.
+        name: what traces call it. passage: of tensors on a device (`Groups.passage`).
         """
         self.require_usable()
         with span(f"launch {name}"), self._lock:
@@ -187,7 +195,7 @@ class State(JoinableState):
             interrupt: BaseException | None = None
             try:
                 run = start()
-                pending = self._worker.submit(lambda: self._finish(start, run, jobs, name))
+                pending = self._worker.submit(lambda: self._finish(start, run, jobs, name), passage)
             except BaseException as why:
                 if not jobs:
                     raise
@@ -237,8 +245,8 @@ class State(JoinableState):
             raise_error(job.error)
         if name is not None:
             report = {**job.report, "outcome": job.outcome.name.lower()}
-            say_job(self.rank, name, report, self._reports.get(name))
-            self._reports[name] = report
+            say_job(self.rank, name, report, self.reports.get(name))
+            self.reports[name] = report
         return job.outcome
 
     def note_failure(self, error: Error) -> None:
@@ -260,7 +268,7 @@ class State(JoinableState):
         self.note_failure(self._settled(error))
         with self._lock:
             if not self._closed:
-                self._worker.submit(self._dense.break_off)
+                self._worker.submit(self._groups.break_off)
 
     def _fail(self, error: Error) -> Error:
         """As `give_up`, on the worker; raises nothing. Returns what all ranks call the error."""
@@ -268,7 +276,7 @@ class State(JoinableState):
             self._abort(error)
             error = self._settled(error)
             self.note_failure(error)
-            self._dense.break_off()
+            self._groups.break_off()
         except Exception as why:
             error.add_note(f"and then, while telling the other ranks: {type(why).__name__}: {why}")
         return error
@@ -308,10 +316,10 @@ class State(JoinableState):
         sent = received = dense = 0
         busy_s = 0.0
         if not self.disabled and not self._forked:
-            sent, received = self._engine.wire_count
-            dense, busy_s = self._dense.handed_bytes, self._worker.busy_s
+            sent, received = self._groups.wire_count()
+            dense, busy_s = self._groups.handed_bytes, self._worker.busy_s
         result.update(sent_bytes=sent, received_bytes=received, dense_bytes=dense, sync_s=busy_s)
-        result["tensors"] = {name: dict(report) for name, report in list(self._reports.items())}
+        result["tensors"] = {name: dict(report) for name, report in list(self.reports.items())}
         return result
 
     def no_sync(self) -> contextlib.AbstractContextManager[None]:
@@ -358,18 +366,18 @@ class State(JoinableState):
         if not ended:
             text = f"rank {self.rank} closed its State before this call ended"
             self._abort(PeerLostError(text, culprit=self.rank))
-            self._dense.cancel()
+            self._groups.cancel()
         self._engine.close(max(min(until - time.monotonic(), 1.0), 0.1))
         if not ended and not self._worker.join(max(until - time.monotonic(), 0.1)):
             self._worker.fail_all(Error("the State was closed before this call ended"))
-        self._dense.close()
+        self._groups.close()
 
     def mark_forked(self) -> None:
         """Called in a forked child: threads and connections stayed with the parent."""
         self._forked = True
         if not self.disabled:
             self._engine.forget()
-            self._dense.forget()
+            self._groups.forget()
 
     def __enter__(self) -> State:
         return self

@@ -65,7 +65,7 @@ SYMPTOMS = (
     Case(
         "pytorch#17356, Lightning#5355",
         "sparse tables and DDP work over Gloo only",
-        "works over every c10d backend that carries CPU tensors, through byte collectives",
+        "works over every c10d backend, by byte collectives; on GPUs not run (docs/devices.md)",
         ALL,
         (
             "test_torch_wires.py::test_registered_backends",
@@ -76,14 +76,13 @@ SYMPTOMS = (
     Case(
         "pytorch#22400, nccl#215",
         "no sparse all-reduce on NCCL",
-        "device tensors: UnsupportedError; the byte collectives are those of the row above",
+        "works with a fake device back end over Gloo; never run on NCCL (docs/devices.md)",
         ALL,
         (
-            "test_attach_errors.py::test_what_is_refused",
-            "test_torch_wires.py::test_polled_messages",
-            "test_all_reduce.py::test_refused_and_mismatched",
+            "test_device.py::test_sums_and_their_order",
+            "test_device_training.py::test_hook_equals_stock_ddp",
+            "test_torch_path.py::test_bits_are_those_of_balanced",
         ),
-        works=False,
     ),
     Case(
         "pytorch#111422",

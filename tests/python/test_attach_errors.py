@@ -36,7 +36,7 @@ def body_refused(rank, size):
     from torch.distributed.tensor import Replicate, distribute_tensor
 
     mesh = dist.init_device_mesh("cpu", (size,))
-    sharded = make_model(False)
+    sharded = torch.nn.Sequential(torch.nn.Linear(COLUMNS, 1))  # test_fsdp.py has what works
     fully_shard(sharded)
     tensors = torch.nn.Linear(4, 4)
     tensors.weight = torch.nn.Parameter(
@@ -45,7 +45,7 @@ def body_refused(rank, size):
     frozen = make_model().requires_grad_(False)
     flat = FullyShardedDataParallel(make_model(False), device_id=torch.device("cpu"))
     cases = [
-        (sharded, {}, "FSDP2"),
+        (sharded, {}, "no FSDP2 unit has a table"),
         (flat, {}, "FSDP1"),
         (tensors, {}, "DTensor"),
         (torch.nn.LazyLinear(3), {}, "lazy"),

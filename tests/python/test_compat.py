@@ -3,9 +3,6 @@ relies on."""
 
 import re
 import sys
-import threading
-import time
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -14,88 +11,6 @@ import torch.distributed as dist
 from ranks import run_ranks
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 from zensync import _torch_compat as compat
-
-
-def body_group(rank, size, tcp):
-    world = dist.group.WORLD
-    store = compat.group_store(world)
-    store.set(f"here/{rank}", "1")
-    store.wait([f"here/{1 - rank}"], timedelta(seconds=20))
-    sub = dist.new_group([0, 1])
-    assert isinstance(compat.group_store(sub), dist.Store)
-    address = compat.store_address(store)
-    assert (address[0] == "127.0.0.1" and address[1] > 0) if tcp else address is None
-    assert compat.group_timeout_s(world, 1.0) == 40.0
-    assert compat.group_is_alive(sub)
-    assert compat.group_is_alive(world)
-    dist.destroy_process_group(sub)
-    assert not compat.group_is_alive(sub)
-    body_store(rank, store)
-    body_gloo(rank, size, store)
-
-
-def body_store(rank, store):
-    """What StoreRendezvous promises to the core."""
-    from zensync._mesh import StoreRendezvous
-
-    own = StoreRendezvous(dist.PrefixStore(f"compat/{rank}", store))
-    assert own.get("k") == b""
-    started = time.monotonic()
-    assert own.wait("k", 0.3) is None
-    assert 0.2 < time.monotonic() - started < 5
-    value = b"\x00\xffbytes"
-    assert own.compare_set("k", b"", value) == value
-    assert own.compare_set("k", b"", b"other") == value
-    assert own.compare_set("k", value, b"next") == b"next"
-    assert own.get("k") == own.wait("k", 0.3) == b"next"
-    own.set("k", value)
-    assert own.get("k") == value
-
-
-def body_gloo(rank, size, store):
-    """A wait that expires leaves the all-reduce under way; an error comes out of the next wait."""
-    gloo = compat.make_gloo(dist.PrefixStore("compat/gloo", store), rank, size, 30.0)
-    tensor = torch.ones(5)
-    if rank:
-        time.sleep(0.6)
-    work = gloo.allreduce([tensor])
-    slices = 0
-    while not compat.wait_slice(work, 0.05):
-        slices += 1
-    assert slices >= 5 or rank
-    assert tensor.tolist() == [size] * 5
-    for dtype in (torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.int64):
-        tensor = torch.ones(5, dtype=dtype)
-        gloo.allreduce([tensor]).wait()
-        assert tensor.tolist() == [size] * 5, dtype
-    held = work
-    if rank:
-        compat.close_gloo(gloo, rank, size)  # though `held` keeps its connections alive
-        compat.close_gloo(gloo, rank, size)
-        time.sleep(1)
-        return
-    started = time.monotonic()
-    work = gloo.allreduce([tensor])
-    with pytest.raises(RuntimeError, match=r"[Cc]onnection"):  # noqa: PT012
-        while not compat.wait_slice(work, 0.05):
-            pass
-    assert time.monotonic() - started < 5
-    work = gloo.allreduce([tensor])  # and what has ended can be dropped
-    assert held.is_completed()
-    body_close_ends_own(rank, gloo)
-
-
-def body_close_ends_own(rank, gloo):
-    """A collective that waits for others ends when the connections are closed here."""
-    with pytest.raises(RuntimeError):  # noqa: PT012
-        work = gloo.allreduce([torch.ones(3)])
-        while not compat.wait_slice(work, 0.05):
-            pass
-
-
-@pytest.mark.parametrize("store", ["file", "tcp"])
-def test_group_store_and_gloo(store):
-    run_ranks(2, body_group, store == "tcp", store=store)
 
 
 def test_coo_parts():
@@ -232,20 +147,6 @@ def test_is_in_ddp():
     run_ranks(1, body_in_ddp)
 
 
-def body_own_client(rank, size):
-    store = compat.group_store(dist.group.WORLD)
-    clone = compat.own_client(store)
-    clone.set(f"from {rank}", "1")
-    store.wait([f"from {1 - rank}"], timedelta(seconds=20))  # the same keys
-    while isinstance(store, dist.PrefixStore):
-        store = store.underlying_store
-    return store is not clone
-
-
-def test_own_client():
-    assert all(run_ranks(2, body_own_client, store="tcp"))
-
-
 def test_own_dispatch():
     class Own(torch.Tensor):
         @classmethod
@@ -281,7 +182,9 @@ def test_the_list_of_private_interfaces_is_whole():
     listed = {row.split("`")[1]: row for row in text.splitlines() if row.startswith("| `")}
     functions = re.findall(r"^def (\w+)", Path(compat.__file__).read_text(), re.MULTILINE)
     assert sorted(listed) == sorted(functions)
-    tests = set(re.findall(r"^def (test_\w+)", Path(__file__).read_text(), re.MULTILINE))
+    files = (Path(__file__), Path(__file__).with_name("test_compat_groups.py"))
+    texts = "".join(file.read_text() for file in files)
+    tests = set(re.findall(r"^def (test_\w+)", texts, re.MULTILINE))
     for row in listed.values():
         named = re.findall(r"`(test_\w+)`", row)
         assert named, row
@@ -302,92 +205,3 @@ def test_private_names_are_in_one_file():
 
 
 # ---- messages between two ranks, for the torch driver
-
-
-def body_messages(rank, size):
-    """What the driver relies on in Gloo: order, shorter messages, and what an expired wait does."""
-    store = compat.group_store(dist.group.WORLD)
-    gloo = compat.make_gloo(dist.PrefixStore("compat/messages", store), rank, size, 30.0)
-    if rank == 1:
-        sent = [torch.full((n,), n, dtype=torch.uint8) for n in (3, 9, 1)]
-        works = [gloo.send([tensor], 0, 7) for tensor in sent]  # long before they are taken
-        for work in works:
-            work.wait(timedelta(seconds=20))
-        block = torch.zeros(4)
-        with pytest.raises(RuntimeError, match=r"[Cc]onnection|closed"):
-            gloo.recv([block], 0, 7).wait(timedelta(seconds=20))
-    elif rank == 0:
-        time.sleep(0.5)
-        blocks = [torch.zeros(10, dtype=torch.uint8) for _ in range(3)]
-        works = [gloo.recv([block], 1, 7) for block in blocks]
-        expires = gloo.recv([torch.zeros(4)], 2, 7)
-        time.sleep(0.5)
-        started = time.monotonic()
-        with pytest.raises(RuntimeError):
-            expires.wait(timedelta(milliseconds=400))
-        assert 0.4 <= time.monotonic() - started < 5  # never before its time
-        for work in works:  # what had come by then has come
-            work.wait(timedelta(milliseconds=1))
-        assert [block.sum() for block in blocks] == [9, 81, 1]
-        with pytest.raises(RuntimeError):
-            gloo.send([torch.ones(1)], 1, 7).wait(timedelta(seconds=5))
-    dist.barrier()
-    body_cancelled(rank, size, store)
-
-
-def body_cancelled(rank, size, store):
-    """`close_gloo` ends a wait in another thread, and nothing is written afterwards."""
-    gloo = compat.make_gloo(dist.PrefixStore("compat/cancelled", store), rank, size, 30.0)
-    if rank == 0:
-        block = torch.zeros(1000)
-        work = gloo.recv([block], 1, 7)
-        timer = threading.Timer(0.3, compat.close_gloo, [gloo, rank, size])
-        timer.start()
-        with pytest.raises(RuntimeError):
-            work.wait(timedelta(seconds=30))
-        timer.join()
-    dist.barrier()
-    if rank == 1:
-        with pytest.raises(RuntimeError):
-            gloo.send([torch.ones(1000)], 0, 7).wait(timedelta(seconds=5))
-    dist.barrier()
-    assert rank or not block.any()
-
-
-def test_messages_over_gloo():
-    run_ranks(3, body_messages)
-
-
-def body_backends(rank, size):
-    """Backends as torch's registry has them, in both forms, made beside the group's own."""
-    asked = []
-
-    def plain(store, rank_, size_, timeout):
-        asked.append((rank_, size_, timeout))
-        return dist.ProcessGroupGloo(store, rank_, size_, timeout)
-
-    def extended(options, _):
-        asked.append((options.group_rank, options.group_size, options.timeout))
-        assert options.global_ranks_in_group == [0, 1]
-        return dist.ProcessGroupGloo(options.store, *asked[-1])
-
-    dist.Backend.register_backend("compat_a", plain, devices=["cpu"])
-    dist.Backend.register_backend("compat_b", extended, True, devices=["cpu"])
-    world = dist.group.WORLD
-    assert compat.cpu_backend_name(world) == "gloo"
-    assert compat.cpu_backend_name(dist.new_group(backend="compat_a")) == "compat_a"
-    group = dist.new_group([0, 1])
-    del asked[:]
-    for name in ("compat_a", "compat_b"):
-        store = dist.PrefixStore(f"compat/{name}", compat.group_store(world))
-        backend = compat.make_backend(name, store, group, 12.0)
-        assert asked[-1] == (dist.get_rank(group), 2, timedelta(seconds=12))
-        tensor = torch.ones(3)
-        compat.start_all_reduce(backend, tensor, dist.ReduceOp.SUM, 10.0).wait()
-        assert tensor.tolist() == [2, 2, 2]
-    with pytest.raises(LookupError, match="not built in and not registered"):
-        compat.make_backend("compat_c", store, group, 12.0)
-
-
-def test_backends_of_the_registry():
-    run_ranks(2, body_backends)

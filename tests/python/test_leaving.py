@@ -22,7 +22,7 @@ def body_killed_in_all_reduce(rank, size):
     full = torch.ones(4_000_000)
     zensync.all_reduce(full, state=state)
     if rank == 1:
-        state._dense._finish = lambda _: die()  # all ranks have agreed, and entered
+        state.dense._finish = lambda *_: die()  # all ranks have agreed, and entered
     started = time.monotonic()
     with pytest.raises(zensync.PeerLostError) as caught:  # noqa: PT012
         while True:
@@ -69,7 +69,7 @@ def body_nobody_known(rank, size):
         def broken(*_):
             raise RuntimeError("made to fail")
 
-        state._dense._gloo = type("Broken", (), {"allreduce": broken})()
+        state.dense._backend = type("Broken", (), {"allreduce": broken})()
     with pytest.raises(zensync.Error) as caught:
         zensync.all_reduce(torch.ones(100), state=state)
     if rank == 0:

@@ -190,7 +190,7 @@ class CountedWaits:
 
 def break_on_the_way(state, method):
     """A bucket's calls raise in `method`: of the dense group, or as the sparse job is awaited."""
-    owner = state if method == "await_job" else state._dense
+    owner = state if method == "await_job" else state.dense
     real = getattr(owner, method)
 
     def broken(*args, **named):
@@ -211,7 +211,7 @@ def body_hook_fails(rank, size):
         jobs = []
         real = state.submitted
         state.submitted = lambda job, jobs=jobs, real=real: jobs.append(job) or real(job)
-        waits = state._dense._engine = CountedWaits(state._engine)
+        waits = state.dense._engine = CountedWaits(state._engine)
         if rank == 1:
             break_on_the_way(state, method)
         ddp = DistributedDataParallel(model, bucket_cap_mb=64)
@@ -247,8 +247,8 @@ def body_hook_raises(rank, size):
     state = zensync.State()
     if rank == 1:
         threads = []
-        real = state._dense.break_off
-        state._dense.break_off = lambda: (
+        real = state.dense.break_off
+        state.dense.break_off = lambda: (
             threads.append(threading.current_thread().name),
             time.sleep(3.0),
             real(),
@@ -274,7 +274,7 @@ def body_trouble_on_the_way(rank, size):
     def broken():
         raise ValueError("cannot break off")
 
-    state._dense.break_off = broken
+    state.dense.break_off = broken
 
     def start():
         def run():
@@ -289,7 +289,7 @@ def body_trouble_on_the_way(rank, size):
     with pytest.raises(zensync.Error):
         zensync.all_reduce(torch.ones(3), state=state)
     assert state.last_error is pending.error
-    del state._dense.break_off
+    del state.dense.break_off
     state.close()
 
 
