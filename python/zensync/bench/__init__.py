@@ -73,6 +73,10 @@ def _measure(options: argparse.Namespace) -> list[Table]:
         from . import failures
 
         tables += failures.run()
+    if options.overlap:
+        from . import overlap
+
+        tables += overlap.run()
     if options.sharded:
         from . import sharded
 

@@ -48,7 +48,7 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message}\n")
 
 
-_PARTS = ("kernels", "bytes", "exchange", "failures", "sharded")
+_PARTS = ("kernels", "bytes", "exchange", "failures", "overlap", "sharded")
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -56,9 +56,9 @@ def make_parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="zensync bench",
         description="Measures complete synchronisations, or with --kernels, --bytes, --exchange, "
-        "--failures, --sharded parts of them; docs/bench.md says what and how. Starts its own "
-        "ranks, or runs as one of torchrun's. Exit status: 0; 1 if a result is wrong, or with "
-        "--check a target is missed; 2 if it cannot run.",
+        "--failures, --overlap, --sharded parts of them; docs/bench.md says what and how. Starts "
+        "its own ranks, or runs as one of torchrun's. Exit status: 0; 1 if a result is wrong, or "
+        "with --check a target is missed; 2 if it cannot run.",
     )
     sync = parser.add_argument_group("synchronisations")
     add = sync.add_argument
@@ -82,6 +82,7 @@ def make_parser() -> argparse.ArgumentParser:
     parts.add_argument("--bytes", action="store_true", help="wire bytes against the ideal; balance")
     parts.add_argument("--exchange", action="store_true", help="latency of the native mesh")
     parts.add_argument("--failures", action="store_true", help="seconds until faults are named")
+    parts.add_argument("--overlap", action="store_true", help="what of a step backward hides")
     parts.add_argument("--sharded", action="store_true", help="FSDP2: bytes of a table's gradient")
     parser.add_argument("--data", help="folder of the text (ZENSYNC_DATA or ./data)")
     parser.add_argument(
