@@ -10,7 +10,7 @@ version=${1:?which version of torch, e.g. 2.14.1}
 shift
 venv=build/torch-$version
 need_gb=20
-tests=(tests/python/test_{compat,attach,hook,all_reduce,clip,torch_wires,matrix_}*.py)
+tests=(tests/python/test_{all_reduce,attach,check,clip,compat,debug,device,fsdp,hook,matrix_,torch_wires}*.py)
 
 python=${ZENSYNC_SETUP_PYTHON:-.venv/bin/python}
 [ -x "$python" ] || { echo "no $python: run make setup first" >&2; exit 1; }
