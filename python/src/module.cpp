@@ -49,9 +49,6 @@ nb::dict environment() {
   result["disable"] = env().disable;
   result["transport"] = env().transport;
   result["interface_name"] = env().interface_name;
-  result["debug"] = env().debug;
-  result["debug_subsys"] = env().debug_subsys;
-  result["debug_file"] = env().debug_file;
   return result;
 }
 

@@ -38,13 +38,20 @@ def logger(subsystem: str) -> logging.Logger:
     return _ROOT.getChild(subsystem.lower())
 
 
+def _asked(which: str) -> str:
+    """Not by the core, which would read all settings now: a program may set others later."""
+    return os.environ.get(f"ZENSYNC_DEBUG{which}", "")
+
+
+_TUNING, _CALLS = logger(TUNING), logger(COLL)  # asked for every call
+
+
 def problem() -> str | None:
     """Why ZENSYNC_DEBUG or ZENSYNC_DEBUG_SUBSYS is not understood; None if they are."""
-    wanted = _core.environment()
-    level = wanted["debug"]
+    level = _asked("")
     if level and level.upper() not in LEVELS:
         return f'ZENSYNC_DEBUG is "{level}"; it must be {", ".join(LEVELS)}'
-    unknown = _names(wanted["debug_subsys"]) - {"ALL", *SUBSYSTEMS}
+    unknown = _names(_asked("_SUBSYS")) - {"ALL", *SUBSYSTEMS}
     if unknown:
         known = ", ".join(SUBSYSTEMS)
         return f"ZENSYNC_DEBUG_SUBSYS has {', '.join(sorted(unknown))}; known are {known} and ALL"
@@ -56,13 +63,12 @@ def set_up() -> None:
 
     Raises nothing: what is not understood or cannot be opened is a warning, a State refuses it.
     """
-    wanted = _core.environment()
-    level = wanted["debug"].upper()
+    level = _asked("").upper()
     if not level or problem() is not None:
         return
-    handler, failure = _handler(wanted["debug_file"])
+    handler, failure = _handler(_asked("_FILE"))
     handler.setFormatter(_Formatter())
-    handler.addFilter(_filter(wanted["debug_subsys"]))
+    handler.addFilter(_filter(_asked("_SUBSYS")))
     _ROOT.addHandler(handler)
     _ROOT.setLevel(LEVELS[level])
     _ROOT.propagate = False  # else a program that logs has each line twice
@@ -125,12 +131,10 @@ def _names(subsystems: str) -> set[str]:
 
 def say_job(rank: int, name: str, report: dict[str, Any], before: dict[str, Any] | None) -> None:
     """A job that ended well. before: the last report of the same name."""
-    tuning = logger(TUNING)
-    if tuning.isEnabledFor(logging.INFO) and _choice(report) != _choice(before):
-        tuning.info('rank %d: "%s": %s', rank, name, _choice(report))
-    calls = logger(COLL)
-    if calls.isEnabledFor(TRACE):
-        calls.log(
+    if _TUNING.isEnabledFor(logging.INFO) and _choice(report) != _choice(before):
+        _TUNING.info('rank %d: "%s": %s', rank, name, _choice(report))
+    if _CALLS.isEnabledFor(TRACE):
+        _CALLS.log(
             TRACE,
             'rank %d: "%s": %d units here, %d in the union, %d bytes sent, %d received, %.3f ms',
             rank,

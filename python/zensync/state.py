@@ -180,7 +180,7 @@ class State(JoinableState):
         if not self.disabled and self._worker.is_current():
             raise Error(WAITS_FOR_ITSELF.format(what=what))
 
-    def call(self, start: Start, name: str, passage: Passage | None = None) -> Pending:
+    def call(self, start: Start, name: str = "call", passage: Passage | None = None) -> Pending:
         """Makes one call: `start` submits its jobs and returns what the worker then runs.
 
         Both under the State's lock, so that the order is one, and no job starts while the State

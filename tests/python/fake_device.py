@@ -109,7 +109,9 @@ class Operations(TorchDispatchMode):
         self._runtime = runtime
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        if threading.current_thread().name.startswith("zensync-"):  # Gloo's threads inherit it
+        is_span = str(function).startswith("profiler.")  # on the host alone
+        # Gloo's threads inherit the mode.
+        if threading.current_thread().name.startswith("zensync-") and not is_span:
             self._runtime.note("operation", str(function))
         return function(*args, **(kwargs or {}))
 

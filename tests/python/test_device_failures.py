@@ -101,7 +101,7 @@ def body_without_agreement(me):
         state.close()
         return None
     group = state.groups.of(torch.device("cpu"))
-    started = state.call(lambda: lambda: group.all_reduce(torch.ones(5)))
+    started = state.call(lambda: lambda: group.all_reduce(torch.ones(5)), "sum")
     assert not started.wait(1.0), "it would have to be told"
     outcome = outcome_of(lambda: raise_of(started))
     me.mark("seen")
@@ -133,7 +133,7 @@ def body_closes_inside(me):
         state.close()
         return None
     group = state.groups.of(torch.device("cpu"))
-    started = state.call(lambda: lambda: group.all_gather(torch.ones(10), torch.ones(5)))
+    started = state.call(lambda: lambda: group.all_gather(torch.ones(10), torch.ones(5)), "rows")
     assert not started.wait(0.3)
     state.close(2.0)
     assert started.wait(1.0)

@@ -235,7 +235,7 @@ def _private_names(node: ast.AST, torch_names: set[str]) -> Iterator[str]:
 
 # Who may touch the environment, and what for; settings of the core are read in base/src/env.cpp.
 ENVIRONMENT_OF_PYTHON = {
-    "python/zensync/_debug.py": "shows what is set, when ZENSYNC_DEBUG asks for it",
+    "python/zensync/_debug.py": "ZENSYNC_DEBUG, read at import; shows what is set",
     "python/zensync/_mesh.py": "MASTER_ADDR, where the store has no address",
     "python/zensync/_settings.py": "ZENSYNC_VERIFY, of which `info` says whether it can be had",
     "python/zensync/bench/torchrun.py": "RANK and WORLD_SIZE, where torchrun started it",

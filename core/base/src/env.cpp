@@ -19,9 +19,6 @@ Env read_env() {
   result.disable = text_of("ZENSYNC_DISABLE") == "1";
   result.transport = text_of("ZENSYNC_TRANSPORT");
   result.interface_name = text_of("GLOO_SOCKET_IFNAME");
-  result.debug = text_of("ZENSYNC_DEBUG");
-  result.debug_subsys = text_of("ZENSYNC_DEBUG_SUBSYS");
-  result.debug_file = text_of("ZENSYNC_DEBUG_FILE");
   return result;
 }
 

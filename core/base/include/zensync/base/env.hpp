@@ -22,11 +22,6 @@ struct Env {
   /// GLOO_SOCKET_IFNAME: the interface that the mesh binds to; empty: the one that reaches the
   /// store.
   std::string interface_name;
-  /// ZENSYNC_DEBUG, ZENSYNC_DEBUG_SUBSYS, ZENSYNC_DEBUG_FILE: how much is said, of what, and to
-  /// which file (read by Python; the core never prints).
-  std::string debug;
-  std::string debug_subsys;
-  std::string debug_file;
 };
 
 /// The environment as it was at the first call.
