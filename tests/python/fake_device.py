@@ -13,6 +13,7 @@ import threading
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from zensync import _device, _torch_compat, _worker
+from zensync._debug import span
 
 CALLER = "caller"  # the stream of threads that chose none
 
@@ -122,6 +123,9 @@ def install(watches=True):
     _device.install(runtime)
     if not watches:
         return runtime
+    with Operations(runtime), span("first"):  # a mode's first one loads torch's compiler, for seconds
+        torch.ones(1)
+    runtime.log.clear()
     loop = _worker.Worker._loop
 
     def watched(worker):
