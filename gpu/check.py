@@ -1,9 +1,9 @@
 """What `gpu/check.sh` runs: zensync on CUDA tensors beside the same on CPU tensors, bit for bit.
 
 As many ranks over NCCL as there are GPUs (down to a power of two, so that means stay exact); with a
-single one, one rank over NCCL, then two ranks that share it over Gloo, since NCCL takes one rank a
-GPU. `--device cpu` tries this file itself where there is no GPU, with the fake back end of the
-tests.
+single one, one rank, which sends nothing, then two ranks that share it over Gloo, since NCCL takes
+one rank a GPU. `--device cpu` tries this file itself where there is no GPU, with the fake back end
+of the tests.
 """
 
 from __future__ import annotations
@@ -177,12 +177,16 @@ def run(size: int, backend: str, kind: str) -> bool:
             one.join(_JOIN_S)
         good = True
         for rank, one in enumerate(ranks):
+            ended = one.exitcode == 0
             if one.is_alive():
                 one.kill()
             path = Path(folder) / f"{rank}.result"
             text = path.read_text() if path.exists() else "failed: no result, or it hung"
             fine = "failed" not in text and "differs" not in text
+            fine = fine and ended
             good = good and fine
+            if not ended:
+                text += f"\nended with {one.exitcode}; None: it hung and was killed"
             if rank == 0 or not fine:
                 print("\n".join(f"  rank {rank}: {line}" for line in text.splitlines()))
     return good

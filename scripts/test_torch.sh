@@ -10,7 +10,8 @@ version=${1:?which version of torch, e.g. 2.14.1}
 shift
 venv=build/torch-$version
 need_gb=20
-tests=(tests/python/test_{all_reduce,attach,check,clip,compat,debug,device,fsdp,hook,matrix_,torch_wires}*.py)
+tests=(tests/python/test_{all_reduce,attach,check,clip,compat,debug,device,fsdp,gather_rows,groups,hook}*.py
+  tests/python/test_{matrix_,observe,reduce_scatter,state,torch_,zero_example}*.py)
 
 python=${ZENSYNC_SETUP_PYTHON:-.venv/bin/python}
 [ -x "$python" ] || { echo "no $python: run make setup first" >&2; exit 1; }

@@ -62,11 +62,40 @@ class SumChecks:
 
         return SumCheck(name, shape, before, after)
 
+    def shard(
+        self, name: str, whole: torch.Tensor, own: torch.Tensor, how: tuple[Part, bool]
+    ) -> SumCheck | None:
+        """For a reduce-scatter of `whole`; `own` gets this rank's part of the sum.
+
+        how: which part, and whether it is averaged.
+        """
+        if not self._is_due(name):
+            return None
+        rows = whole.shape[0]
+        row_elems = whole.numel() // rows if rows else 1
+        part, average = how
+        before = whole.detach().resolve_neg().clone(memory_format=torch.contiguous_format)
+        shape = _Shape(rows, row_elems, whole.dtype, average)
+
+        def after(_: Any) -> Block:
+            got = own.detach().resolve_neg().reshape(len(own), -1)
+            return lambda begin, end: got[max(begin - part.rows.start, 0) : end - part.rows.start]
+
+        return SumCheck(name, shape, _rows(before.view(rows, row_elems)), after, part)
+
     def _is_due(self, name: str) -> bool:
         if self._every == 0:
             return False
         made = self._made[name] = self._made.get(name, 0) + 1
         return made % self._every == 0
+
+
+@dataclass(frozen=True)
+class Part:
+    """A rank's part of the sum: rows [start, stop) and columns of [rows, row_elems]."""
+
+    rows: range
+    columns: slice
 
 
 @dataclass(frozen=True)
@@ -85,6 +114,7 @@ class SumCheck:
     shape: _Shape
     before: Block
     after: Callable[[Any], Block]
+    part: Part | None = None  # what this rank has of the result; None: all of it
 
     def compare(self, state: State, result: Any = None) -> None:
         """On the worker, once the sum is there. MismatchError, on all ranks alike."""
@@ -94,32 +124,45 @@ class SumCheck:
         found = torch.zeros(2 * state.size, dtype=torch.int64)  # how many, first row + 1, by rank
         for begin in range(0, self.shape.rows, step):
             end = min(begin + step, self.shape.rows)
-            wrong = self._wrong(group, self.before(begin, end), after(begin, end))
+            sums = self._sums(group, self.before(begin, end))
+            first = begin
+            if self.part is not None:
+                first = max(begin, self.part.rows.start)
+                inside = slice(first - begin, max(min(end, self.part.rows.stop), first) - begin)
+                sums = [one[inside, self.part.columns] for one in sums]
+                if inside.start >= inside.stop:
+                    continue
+            wrong = self._wrong(sums, after(begin, end), group.size)
             rows = wrong.any(1).nonzero().view(-1)
             if len(rows) and found[state.rank] == 0:
-                found[state.size + state.rank] = begin + int(rows[0]) + 1
+                found[state.size + state.rank] = first + int(rows[0]) + 1
             found[state.rank] += int(wrong.sum())
         state.dense.all_reduce(found, MAX, self.name)
         if found.any():
             raise self._error(*(part.tolist() for part in found.split(state.size)))
 
-    def _wrong(self, group: DenseGroup, before: torch.Tensor, got: torch.Tensor) -> torch.Tensor:
-        """bool [rows, row_elems]: which elements of the result are not the sum."""
+    def _sums(self, group: DenseGroup, before: torch.Tensor) -> list[torch.Tensor]:
+        """Dense sums over all ranks: of the elements, and of what they are without signs."""
         if not before.dtype.is_floating_point:
-            total = before.to(torch.int64, copy=True)
-            group.all_reduce(total, name=self.name)
-            return got.to(self.shape.dtype) != total.to(self.shape.dtype)  # both wrap around
-        total, size = before.to(torch.float64, copy=True), before.double().abs()
-        group.all_reduce(total, name=self.name)
-        group.all_reduce(size, name=self.name)
-        ranks = group.size if self.shape.average else 1
-        total, size, result = total / ranks, size / ranks, got.double()
+            sums = [before.to(torch.int64, copy=True)]
+        else:
+            sums = [before.to(torch.float64, copy=True), before.double().abs()]
+        for one in sums:
+            group.all_reduce(one, name=self.name)
+        return sums
+
+    def _wrong(self, sums: list[torch.Tensor], got: torch.Tensor, ranks: int) -> torch.Tensor:
+        """bool [rows, row_elems]: which elements of the result are not the sum."""
+        if not got.dtype.is_floating_point:
+            return got.to(self.shape.dtype) != sums[0].to(self.shape.dtype)  # both wrap around
+        divisor = ranks if self.shape.average else 1
+        total, size, result = sums[0] / divisor, sums[1] / divisor, got.double()
         own = torch.finfo(self.shape.dtype)
         added = torch.finfo(torch.float32) if self.shape.dtype in HALVES else own
         # Twice: the fp64 sum is rounded too. A subnormal result is off by one of its steps.
-        allowed = 2 * (group.size + 1) * added.eps * size + own.eps * total.abs() + own.tiny
+        allowed = 2 * (ranks + 1) * added.eps * size + own.eps * total.abs() + own.tiny
         is_same = (result == total) | (result.isnan() & total.isnan())
-        overflows = (size * ranks > added.max) | (total.abs() > own.max)  # on the way, or at last
+        overflows = (size * divisor > added.max) | (total.abs() > own.max)  # on the way, or at last
         is_right = is_same | ((result - total).abs() <= allowed)
         return ~(is_right | (overflows & ~result.isfinite()))
 

@@ -18,13 +18,7 @@ from . import _core
 TRACE = 5  # below logging.DEBUG: a line for each call
 LEVELS = {"VERSION": logging.INFO, "WARN": logging.WARNING, "INFO": logging.INFO, "TRACE": TRACE}
 INIT, ENV, NET, COLL, TUNING = "INIT", "ENV", "NET", "COLL", "TUNING"
-SUBSYSTEMS = {
-    INIT: "States: made, closed, over which transport",
-    ENV: "variables that are set",
-    NET: "ways of transport that were tried, ranks that are waited for",
-    COLL: "every call, with its bytes and seconds (TRACE)",
-    TUNING: "what was chosen for a tensor, when it changes",
-}
+SUBSYSTEMS = (INIT, ENV, NET, COLL, TUNING)  # docs/debugging.md says what each has
 _VARIABLES = (
     "ZENSYNC_CPU_TARGET", "ZENSYNC_DATA", "ZENSYNC_DEBUG", "ZENSYNC_DEBUG_FILE",
     "ZENSYNC_DEBUG_SUBSYS", "ZENSYNC_DISABLE", "ZENSYNC_TRANSPORT", "ZENSYNC_VERIFY",
@@ -61,7 +55,8 @@ def problem() -> str | None:
 def set_up() -> None:
     """Adds the handler that ZENSYNC_DEBUG asks for; nothing where it is not set.
 
-    Raises nothing: what is not understood or cannot be opened is a warning, a State refuses it.
+    Raises nothing: a file that cannot be opened is a warning; what is not understood has no effect
+    until a State refuses it.
     """
     level = _asked("").upper()
     if not level or problem() is not None:

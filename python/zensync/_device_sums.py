@@ -8,6 +8,7 @@ time, on the State's side stream: `torch_path.py`, or the dense all-reduce (`_de
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,7 @@ from ._bucket import BucketPlan, Rest
 from ._debug import say_job
 from ._dense import MAX, DenseGroup
 from ._device_plan import Choice
+from ._exact import BITS
 from ._tensors import DTYPES, CooParts, mode_of, spec_of
 from .state import State
 
@@ -60,14 +62,14 @@ def start_coo(
     def run() -> torch.Tensor:
         state.await_job(agreed, None)
         group = state.groups.of(parts.indices.device)
-        choice = state.choices.of(one.name, (parts.shape, "COO"))
-        before = group.sent_bytes + group.received_bytes
+        choice = state.choices.of(one.name, _key(parts.spec))
+        before = _Before.of(group)
         check = state.checks.coo(one.name, parts, one.average)
         if not choice.is_dense:
             result, counts = torch_path.reduce_coo(
                 parts, coalesced, group, average=one.average, name=one.name
             )
-            _note(state, one, choice, counts, parts.rows)
+            report = _note(choice, counts, parts.rows, state.rank)
         else:
             torch_path.require_inside(parts, group.rank, one.name)
             ids, values = torch_path.without_repeats(parts, coalesced)
@@ -78,8 +80,8 @@ def start_coo(
             group.sum_rounded_once(whole, one.average, one.name)
             group.all_reduce(member, MAX, one.name)  # also rows that add up to zero
             result = parts.from_dense(whole, member)
-            _note_dense(state, one, choice, totals, parts.rows)
-        _count_bytes(state, one, group, before)
+            report = _note_dense(choice, totals, parts.rows)
+        before.tell(state, one.name, group, report)
         if check is not None:
             check.compare(state, result)
         return result
@@ -94,7 +96,12 @@ def start_bucket(
     sums = [Sum(one.name, True, one.starts_dense) for one in plan.large]
     whole = Sum(plan.rest_name, True)
     spec = _core.TensorSpec(buffer.numel(), 1, DTYPES[buffer.dtype], _core.Layout.DENSE)
-    agreed = _agree(state, buffer.device, [(whole, spec)])
+    # Where parameters start is known to each rank alone, so it is agreed on too.
+    starts = [
+        (Sum(f"{one.name} starting {'dense' if one.starts_dense else 'sparse'}", True), one.spec)
+        for one in plan.large
+    ]
+    agreed = _agree(state, buffer.device, [(whole, spec), *starts])
 
     def run() -> torch.Tensor:
         state.await_job(agreed, None)
@@ -102,14 +109,15 @@ def start_bucket(
         sparse, taken = [], []
         for one, large in zip(sums, plan.large, strict=True):
             gradient = gradients[large.place]
-            choice = state.choices.of(one.name, gradient.shape, one.starts_dense)
+            choice = state.choices.of(one.name, _key(spec_of(gradient)), one.starts_dense)
             if not choice.is_dense:
                 sparse.append((one, gradient))
                 begin = int(gradient.storage_offset() - buffer.storage_offset())
                 taken.append((begin, begin + gradient.numel()))
                 continue
             totals = _probe(group, gradient, one) if choice.is_probe_due() else None
-            _note_dense(state, one, choice, totals, gradient.shape[0])
+            report = _note_dense(choice, totals, gradient.shape[0])
+            _Before.of(group).tell(state, one.name, group, report)
         rest = Rest(buffer, taken)
         if rest.elems:
             # By the reciprocal, before the sum: bit for bit what DDP does without a hook.
@@ -120,6 +128,11 @@ def start_bucket(
         return buffer
 
     return run
+
+
+def _key(spec: _core.TensorSpec) -> tuple[object, ...]:
+    """What ranks have agreed on: they choose alike where it is the same."""
+    return (spec.rows, spec.row_elems, spec.dtype, spec.layout)
 
 
 def _agree(
@@ -142,21 +155,21 @@ def _agree(
 def _sum(state: State, tensor: torch.Tensor, one: Sum, ids: torch.Tensor | None) -> None:
     """Sums a dense-stored tensor in place."""
     group = state.groups.of(tensor.device)
-    choice = state.choices.of(one.name, tensor.shape, one.starts_dense)
-    before = group.sent_bytes + group.received_bytes
+    choice = state.choices.of(one.name, _key(spec_of(tensor)), one.starts_dense)
+    before = _Before.of(group)
     rows = tensor.shape[0] if tensor.dim() > 1 else tensor.numel()
     check = state.checks.dense(one.name, tensor, one.average)
     if not choice.is_dense:
         counts = torch_path.reduce_dense(tensor, group, average=one.average, name=one.name, ids=ids)
-        _note(state, one, choice, counts, rows)
+        report = _note(choice, counts, rows, state.rank)
     else:
         totals = _probe(group, tensor, one) if choice.is_probe_due() else None
         used = tensor.resolve_neg().contiguous()
         group.sum_rounded_once(used, one.average, one.name)
         if used.data_ptr() != tensor.data_ptr():
             tensor.copy_(used)
-        _note_dense(state, one, choice, totals, rows)
-    _count_bytes(state, one, group, before)
+        report = _note_dense(choice, totals, rows)
+    before.tell(state, one.name, group, report)
     if check is not None:
         check.compare(state)
 
@@ -165,8 +178,12 @@ def _probe(group: DenseGroup, tensor: torch.Tensor, one: Sum) -> list[int] | Non
     """Non-zero rows of each rank."""
     if tensor.numel() == 0:
         return None
-    table = tensor.resolve_neg().reshape(tensor.shape[0] if tensor.dim() > 1 else -1, -1)
-    return _totals(group, int((table.reshape(len(table), -1) != 0).any(1).sum()), table, one)
+    rows = tensor.shape[0] if tensor.dim() > 1 else tensor.numel()
+    table = tensor.resolve_neg().reshape(rows, -1).contiguous()
+    bits = table.view(BITS[table.dtype.itemsize])
+    if table.is_floating_point():
+        bits = bits << 1  # without signs: -0.0 is 0
+    return _totals(group, int((bits != 0).any(1).sum()), table, one)
 
 
 def _totals(group: DenseGroup, mine: int, like: torch.Tensor, one: Sum) -> list[int]:
@@ -177,26 +194,38 @@ def _totals(group: DenseGroup, mine: int, like: torch.Tensor, one: Sum) -> list[
 
 
 def _note(
-    state: State, one: Sum, choice: Choice, counts: torch_path.Counts | None, units: int
-) -> None:
+    choice: Choice, counts: torch_path.Counts | None, units: int, rank: int
+) -> dict[str, Any]:
     choice.after(None if counts is None else counts.totals, units)
-    report: dict[str, Any] = {"outcome": "done", "scheme": "torch_path"}
+    report: dict[str, Any] = {"outcome": "done", "scheme": "torch_path", "units": 0}
     if counts is not None:
-        report.update(units=counts.totals[state.rank], union_units=counts.union)
-    _keep(state, one.name, report)
+        report.update(units=counts.totals[rank], union_units=counts.union)
+    return report
 
 
-def _note_dense(
-    state: State, one: Sum, choice: Choice, totals: list[int] | None, units: int
-) -> None:
+def _note_dense(choice: Choice, totals: list[int] | None, units: int) -> dict[str, Any]:
     choice.after(totals, units)
-    _keep(state, one.name, {"outcome": "use_dense", "scheme": "dense"})
+    return {"outcome": "use_dense", "scheme": "dense"}
 
 
-def _keep(state: State, name: str, report: dict[str, Any]) -> None:
-    say_job(state.rank, name, report, state.reports.get(name))
-    state.reports[name] = report
+@dataclass(frozen=True)
+class _Before:
+    """What a group had counted before a sum, and when that was."""
 
+    sent_bytes: int
+    received_bytes: int
+    began: float
 
-def _count_bytes(state: State, one: Sum, group: DenseGroup, before: int) -> None:
-    state.reports[one.name]["exchanged_bytes"] = group.sent_bytes + group.received_bytes - before
+    @classmethod
+    def of(cls, group: DenseGroup) -> _Before:
+        return cls(group.sent_bytes, group.received_bytes, time.monotonic())
+
+    def tell(self, state: State, name: str, group: DenseGroup, report: dict[str, Any]) -> None:
+        """Keeps the report of a sum, with bytes of its exchanges and seconds on the host."""
+        report.update(
+            sent_bytes=group.sent_bytes - self.sent_bytes,
+            received_bytes=group.received_bytes - self.received_bytes,
+            seconds=time.monotonic() - self.began,
+        )
+        say_job(state.rank, name, report, state.reports.get(name))
+        state.reports[name] = report

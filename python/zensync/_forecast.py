@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from . import _core
+from ._device_plan import TO_DENSE_ABOVE, TO_SPARSE_BELOW
 from ._observed import COO, NONE, Record, Subject, Units
 from .bench.figures import ring_bytes
 
-TO_DENSE_ABOVE, TO_SPARSE_BELOW = 0.15, 0.10  # largest density over ranks
 _ALONE_BYTES, _BUFFER_BYTES = 1 << 20, 4 << 20  # as in _parcels.py
 _FIRST_BUCKET_BYTES = 1 << 20  # of DDP
 _INDEX_BYTES = 8  # torch's COO tensors carry int64 indices
@@ -206,7 +206,7 @@ def _by_elements_flow(record: Record, ranks: int) -> tuple[str, Flow]:
 def _replay(subject: Subject, sets: Sequence[Units]) -> tuple[str, Flow]:
     """(scheme, flow) of one sum, the counts of an equal one before it being known."""
     own, ranks = sum(units.size for units in sets), len(sets)
-    if own * subject.row_bytes > _REPLAY_BYTES:
+    if own * subject.row_bytes > _REPLAY_BYTES or subject.dtype not in _NUMPY:
         union = np.unique(np.concatenate(sets)).size
         ideal = (ranks - 1) / ranks * (own / ranks + union) * subject.row_bytes
         return "balanced", Flow(np.full((2, ranks), ideal * _ESTIMATE), np.zeros(ranks))

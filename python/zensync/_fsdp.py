@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,7 @@ import torch
 import torch.distributed as dist
 
 from . import _scatter, _torch_compat
+from ._mesh import refuse_mesh
 from ._names import is_table_shape
 from ._tensors import DTYPES
 from .errors import Error, UnsupportedError
@@ -31,18 +33,14 @@ TO_SPARSE_BELOW = 0.4
 PROBE_EVERY = 64  # dense rounds until a table is sent sparse once, to see
 _MOST_SUBSETS = 12  # parameters of a unit, up to which those with a gradient are told by sizes
 _logger = logging.getLogger("zensync.tuning")
+_states: weakref.WeakKeyDictionary[torch.nn.Module, State] = weakref.WeakKeyDictionary()
 # Newer versions of torch have another name for it.
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 def is_fsdp(module: torch.nn.Module) -> bool:
     """Whether `module` has FSDP2 units."""
-    return any(is_fsdp_unit(part) for part in module.modules())
-
-
-def is_fsdp_unit(part: torch.nn.Module) -> bool:
-    """Whether `fully_shard` was called on this very module."""
-    return any(kind.__name__ == "FSDPModule" for kind in type(part).__mro__)
+    return any(_torch_compat.is_fsdp_unit(part) for part in module.modules())
 
 
 @dataclass
@@ -90,6 +88,7 @@ class TableReduceScatter:
             sum(piece.length for piece in pieces): self._pieces
         }
         self._scratch: dict[str, torch.Tensor] = {}
+        self._told: set[str] = set()
 
     def allocate(
         self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device
@@ -107,6 +106,7 @@ class TableReduceScatter:
     ) -> None:
         """Sums or averages `input_tensor` [n · k]; this rank's part goes to `output_tensor` [k]."""
         del async_op  # nobody waits for a work on CPUs
+        self._state.require_usable()
         ways = self._ways(output_tensor.numel(), output_tensor.dtype, op)
         if not any(sparse for _, sparse in ways):
             _reduce_scatter(output_tensor, input_tensor, op=op, group=group)
@@ -129,18 +129,22 @@ class TableReduceScatter:
 
     def _ways(self, length: int, dtype: torch.dtype, op: Any) -> list[tuple[Piece, bool]]:
         """The pieces that are there, and which go sparse; none if that cannot be told."""
+        if dtype not in DTYPES or op not in (SUM, AVG):
+            self._warn(f"{dtype} reduced by {op}")
+            return []
         if length not in self._present:
             self._present[length] = subset_of(self._pieces, length)
-            if self._present[length] is None:
-                _logger.warning(
-                    "zensync: an FSDP2 unit has gradients for some of its parameters only, and "
-                    "their sizes do not say for which: it goes dense (%d elements a rank)",
-                    length,
-                )
         pieces = self._present[length]
-        if pieces is None or dtype not in DTYPES or op not in (SUM, AVG):
+        if pieces is None:
+            self._warn("gradients for some parameters only, whose sizes do not say for which")
             return []
         return [(piece, piece.goes_sparse()) for piece in pieces]
+
+    def _warn(self, why: str) -> None:
+        if why not in self._told:
+            self._told.add(why)
+            tables = ", ".join(piece.name for piece in self._pieces if piece.is_table)
+            _logger.warning("zensync: the FSDP2 unit of %s goes dense: it has %s", tables, why)
 
     def _start(self, piece: Piece, source: torch.Tensor, target: torch.Tensor, op: Any) -> Any:
         """A reduce-scatter by rows of [n · rows, row_elems]: rank r's part is r's rows."""
@@ -199,54 +203,76 @@ def piece_of(name: str, one: _torch_compat.FsdpParameter, size: int, is_table: b
 
 def attach_fsdp(module: torch.nn.Module, group: Any, options: dict[str, Any]) -> State:
     """As `zensync.attach`. A collective call."""
-    _require_dense_gradients(module)
     units = _torch_compat.fsdp_units(module)
-    managed = {id(one.sharded) for _, _, parameters in units for one in parameters}
     named = {id(one): name for name, one in module.named_parameters()}
+    try:
+        _require_attachable(module, units, named)
+        tables = _tables_of(module)
+        own = [unit for unit in units if any(id(one.sharded) in tables for one in unit.parameters)]
+        used = _one_group(units, own, group)
+    except Error as why:
+        for one in {unit.group for unit in units} - {None}:
+            refuse_mesh(one, why)
+        raise
+    state = State(used, module=module, **options)
+    weak = weakref.ref(module)
+    state.set_no_sync(lambda: _no_sync(weak()))
+    _states[module] = state
+    if state.disabled or state.size == 1:
+        return state
+    for unit in own:
+        pieces = [
+            piece_of(named[id(one.sharded)], one, state.size, id(one.sharded) in tables)
+            for one in unit.parameters
+            if one.sharded.requires_grad
+        ]
+        unit.module.set_custom_reduce_scatter(TableReduceScatter(state, pieces))
+    return state
+
+
+def _require_attachable(
+    module: torch.nn.Module, units: Sequence[_torch_compat.FsdpUnit], named: dict[int, str]
+) -> None:
+    before = _states.get(module)
+    if before is not None and not before.is_closed:
+        raise Error("a State is attached to this module already; close() that one first")
+    for name, part in module.named_modules():
+        if isinstance(part, torch.nn.Embedding | torch.nn.EmbeddingBag) and part.sparse:
+            raise UnsupportedError(
+                f'"{name}" has sparse=True: FSDP2 takes no COO gradients; use sparse=False, '
+                "zensync finds the rows that are not zero by itself"
+            )
+    managed = {id(one.sharded) for unit in units for one in unit.parameters}
     loose = [name for key, name in named.items() if key not in managed]
     if loose:
         raise UnsupportedError(
             f"{len(loose)} parameters belong to no FSDP2 unit ({loose[0]}, …); call fully_shard on "
             "the whole module too"
         )
-    tables = _tables_of(module)
-    own = [unit for unit in units if any(id(one.sharded) in tables for one in unit[2])]
+
+
+def _one_group(
+    units: Sequence[_torch_compat.FsdpUnit], own: Sequence[_torch_compat.FsdpUnit], group: Any
+) -> dist.ProcessGroup:
+    """The group that all units with tables are sharded over."""
     if not own:
         raise UnsupportedError("no FSDP2 unit has a table; nothing would change")
-    used = _one_group(units, own, group)
-    state = State(used, module=module, **options)
-    state.set_no_sync(lambda: _no_sync(module))
-    if state.disabled or state.size == 1:
-        return state
-    for unit, _, parameters in own:
-        pieces = [
-            piece_of(named[id(one.sharded)], one, state.size, id(one.sharded) in tables)
-            for one in parameters
-        ]
-        unit.set_custom_reduce_scatter(TableReduceScatter(state, pieces))
-    return state
-
-
-def _one_group(units: Sequence[Any], own: Sequence[Any], group: Any) -> dist.ProcessGroup:
-    """The group that all units with tables are sharded over."""
-    groups = {id(one): one for _, one, _ in own}
-    used = next(iter(groups.values()))
-    if len(groups) > 1 or used is None:
+    used = own[0].group
+    if used is None or any(unit.group is not used for unit in own):
         raise UnsupportedError("the units that hold tables must be sharded, over one group")
     if group is not None and group is not used:
         raise Error("group= is not the group that the module is sharded over; leave it out")
-    modules = [id(unit) for unit, _, _ in units]
-    if any(modules.count(id(unit)) > 1 for unit, _, _ in own):
+    modules = [id(unit.module) for unit in units]
+    if any(modules.count(id(unit.module)) > 1 for unit in own):
         raise UnsupportedError("a unit with parameters on several meshes takes no custom comm")
-    for unit, _, parameters in own:
-        for one in parameters:
-            if one.sharded.device.type != "cpu":
-                kind = type(unit).__name__
-                raise UnsupportedError(
-                    f"{kind} is on {one.sharded.device}: FSDP2 modules are supported on CPUs only "
-                    "in this version"
-                )
-    return used
+    for unit in own:
+        if unit.device.type != "cpu":
+            raise UnsupportedError(
+                f"{type(unit.module).__name__} computes on {unit.device}: FSDP2 modules are "
+                "supported on CPUs only in this version"
+            )
+    found: dist.ProcessGroup = used
+    return found
 
 
 def _tables_of(module: torch.nn.Module) -> set[int]:
@@ -264,25 +290,17 @@ def _tables_of(module: torch.nn.Module) -> set[int]:
     return tables - others
 
 
-def _require_dense_gradients(module: torch.nn.Module) -> None:
-    for name, part in module.named_modules():
-        if isinstance(part, torch.nn.Embedding | torch.nn.EmbeddingBag) and part.sparse:
-            raise UnsupportedError(
-                f'"{name}" has sparse=True: FSDP2 takes no COO gradients; use sparse=False, '
-                "zensync finds the rows that are not zero by itself"
-            )
-
-
 @contextlib.contextmanager
-def _no_sync(module: Any) -> Iterator[None]:
-    units = [part for part in module.modules() if is_fsdp_unit(part)]
+def _no_sync(module: torch.nn.Module | None) -> Iterator[None]:
+    units = [] if module is None else _torch_compat.fsdp_units(module)
+    before = [unit.syncs() for unit in units]
     for unit in units:
-        unit.set_requires_gradient_sync(False, recurse=False)
+        unit.set_syncs((False, False))
     try:
         yield
     finally:
-        for unit in units:
-            unit.set_requires_gradient_sync(True, recurse=False)
+        for unit, syncs in zip(units, before, strict=True):
+            unit.set_syncs(syncs)
 
 
 def by_columns(parameter: torch.nn.Parameter) -> Any:

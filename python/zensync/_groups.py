@@ -15,11 +15,10 @@ import torch.distributed as dist
 
 from . import _core, _torch_compat
 from ._connect import connect
-from ._dense import DenseGroup, await_fault
+from ._dense import ASK_S, DenseGroup, await_fault
 from ._device import Lane, Passage, runtime
 from .errors import Error, PeerLostError, UnsupportedError, make_error
 
-_ASK_S = 1.0  # for the control connections to say who is gone
 _CONNECT_TIMEOUT_S = 30.0  # all ranks have agreed on a job a moment ago
 
 
@@ -81,7 +80,7 @@ class Groups:
             except Error:
                 raise
             except RuntimeError as why:
-                fault = await_fault(engine, _ASK_S, self._is_over.is_set)
+                fault = await_fault(engine, ASK_S, self._is_over.is_set)
                 text = f"the backend for tensors on {device.type} could not be opened: {why}"
                 raise fault or PeerLostError(text) from why
         return DenseGroup(backend, engine, rank, size, deadline_s)

@@ -59,8 +59,10 @@ class JoinableState(Joinable):
 
     @property
     def join_device(self) -> torch.device:
-        """Where torch counts the ranks that have not left."""
-        return torch.device("cpu")
+        """Where torch counts the ranks that have not left, over the group's own backends."""
+        known = _torch_compat.device_types(self.group)
+        kind = "cpu" if "cpu" in known or not known else next(iter(known))
+        return torch.device(kind) if kind == "cpu" else torch.empty(0, device=kind).device
 
     @property
     def join_process_group(self) -> dist.ProcessGroup:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import time
-import weakref
 from datetime import timedelta
 from typing import Any
 
@@ -23,7 +22,6 @@ from .errors import Error, MismatchError
 _TIMEOUT_S = 300.0  # for a rank that is late to observe()
 _VALUE_BYTES = 4 << 20  # a TCPStore takes 8 MiB at once
 _PROBE_BYTES, _PROBES = 4 << 20, 3
-_made: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
 
 class NoticeBoard:
@@ -37,9 +35,10 @@ class NoticeBoard:
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         self._timeout_s = min(_torch_compat.group_timeout_s(group, _TIMEOUT_S), _TIMEOUT_S)
         with lock_of(group):
-            number = _made[group] = _made.get(group, 0) + 1
             self._held = _torch_compat.group_store(group)
             own = _torch_compat.own_client(self._held)
+            # Counted by the store, which may live longer than the group.
+            number = own.add(f"zensync/observe made/{self.rank}", 1)
             self._store = dist.PrefixStore(f"zensync/observe/{number}", own)
 
     def require_equal(self, text: str) -> None:

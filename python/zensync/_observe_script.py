@@ -65,7 +65,14 @@ class _Watch:
     def step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         """Called before each step of any optimizer."""
         if self._is_looking:
-            self.take(_owner_of(optimizer))
+            self._is_looking = False  # a search that fails would fail again, and takes long
+            try:
+                found = _owner_of(optimizer)
+            except Exception as why:
+                self.problem = str(why)
+                return
+            self._is_looking = found is None
+            self.take(found)
 
 
 def _owner_of(optimizer: torch.optim.Optimizer) -> torch.nn.Module | None:
@@ -75,8 +82,11 @@ def _owner_of(optimizer: torch.optim.Optimizer) -> torch.nn.Module | None:
     for thing in gc.get_objects():
         if not issubclass(type(thing), torch.nn.Module):
             continue
-        own = {id(one) for one in thing.parameters()}
-        key = (len(own & wanted), -len(own), sum(1 for _ in thing.modules()))
+        try:
+            own = {id(one) for one in thing.parameters()}
+            key = (len(own & wanted), -len(own), sum(1 for _ in thing.modules()))
+        except AttributeError:  # its __init__ has not run
+            continue
         if key[0] and key > best_key:
             best, best_key = thing, key
     return best

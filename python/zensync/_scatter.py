@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from . import _core, _plain
+from ._check import Part
 from ._tensors import DTYPES, plain_name, require_supported
 from ._worker import Pending
 from .errors import Error, UnsupportedError
@@ -123,6 +124,15 @@ class Cut:
         begin = min(rank * self.most_rows, first)
         return (min(self.most_rows, first - begin), *rest)
 
+    def place(self, rank: int) -> Part:
+        """Of the part of `rank`, in the whole as [V, elements of a row]."""
+        shape = self.shape(rank)
+        if self.layout == ROWS:
+            begin = min(rank * self.most_rows, self.whole_shape[0])
+            return Part(range(begin, begin + shape[0]), slice(None))
+        width = math.prod(shape[1:])
+        return Part(range(shape[0]), slice(rank * width, (rank + 1) * width))
+
 
 class Shards(Cut):
     """A dense-stored tensor and how it is cut. UnsupportedError, Error."""
@@ -178,12 +188,17 @@ def submit(
     def start() -> Callable[[], Any]:
         view = _core.DenseTensor(used.data_ptr(), shards.spec)
         by_rows = shards.layout == ROWS
+        average = options.op == _core.ReduceOp.AVG
+        place = shards.place(state.rank)
+        check = state.checks.shard(options.name, used, target, (place, average))
         job = state.submitted(
             state.engine.submit_reduce_scatter(view, target.data_ptr(), by_rows, options)
         )
 
         def run() -> None:
             state.await_job(job, options.name)
+            if check is not None:
+                check.compare(state)
             if target is not own:
                 with mode_of(own):
                     own.copy_(target)

@@ -117,10 +117,10 @@ def sorted_ids(rows: torch.Tensor, count: int, device: torch.device) -> torch.Te
         raise UnsupportedError(
             f"rows= on {rows.device} is not supported for a tensor on {device}; use a CPU tensor"
         )
-    ids = torch.unique(rows.detach().to(device).reshape(-1), sorted=True)
+    ids = torch.unique(rows.detach().reshape(-1), sorted=True)  # where they are
     if ids.numel() and (int(ids[0]) < 0 or int(ids[-1]) >= count):
         raise Error(f"rows= has ids outside [0, {count})")
-    return ids.contiguous()
+    return ids.to(device).contiguous()
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ class CooParts:
             for axis in range(sparse_dim):
                 joined = joined * shape[axis] + all_indices[axis]
                 outside |= (all_indices[axis] < 0) | (all_indices[axis] >= shape[axis])
-            joined[outside] = -1  # the core refuses it, and tells all ranks
+            joined.masked_fill_(outside, -1)  # the core refuses it, and tells all ranks
         values = _torch_compat.coo_values(tensor).detach().contiguous()
         return cls(joined.contiguous(), values, shape, sparse_dim)
 

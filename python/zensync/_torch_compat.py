@@ -248,15 +248,38 @@ class FsdpParameter:
     dim: int
 
 
-def fsdp_units(module: torch.nn.Module) -> list[tuple[Any, Any, list[FsdpParameter]]]:
-    """FSDP2 units in `module`: (the FSDPModule, its shard group or None, its parameters in the
-    order of the buffer that is reduce-scattered). A unit with groups of parameters on several
-    meshes has several entries; one without parameters none.
-    """
+@dataclass(frozen=True)
+class FsdpUnit:
+    """Parameters that FSDP2 reduce-scatters together, in the order of the buffer. group: they are
+    sharded over; None: they are not. device: where the buffer is."""
+
+    module: Any
+    group: Any
+    device: torch.device
+    parameters: list[FsdpParameter]
+    state: Any
+
+    def syncs(self) -> tuple[bool, bool]:
+        """Whether a backward reduce-scatters, and all-reduces over replicas."""
+        return self.state.reduce_grads, self.state.all_reduce_grads
+
+    def set_syncs(self, syncs: tuple[bool, bool]) -> None:
+        """The reverse of `syncs`."""
+        self.state.reduce_grads, self.state.all_reduce_grads = syncs
+
+
+def is_fsdp_unit(module: torch.nn.Module) -> bool:
+    """Whether FSDP2's `fully_shard` was called on this very module."""
+    return any(kind.__name__ == "FSDPModule" for kind in type(module).__mro__)
+
+
+def fsdp_units(module: torch.nn.Module) -> list[FsdpUnit]:
+    """FSDP2 units in `module`. One with groups of parameters on several meshes has several
+    entries; one without parameters none."""
     found = []
     part: Any
     for part in module.modules():
-        if not any(kind.__name__ == "FSDPModule" for kind in type(part).__mro__):
+        if not is_fsdp_unit(part):
             continue
         state = part._get_fsdp_state()
         groups = getattr(state, "_fsdp_param_groups", None)
@@ -269,7 +292,7 @@ def fsdp_units(module: torch.nn.Module) -> list[tuple[Any, Any, list[FsdpParamet
                 FsdpParameter(p.sharded_param, p._orig_size, p.fsdp_placement.dim)
                 for p in one.fsdp_params
             ]
-            found.append((part, group, parameters))
+            found.append(FsdpUnit(part, group, one.device, parameters, one))
     return found
 
 

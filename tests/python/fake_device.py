@@ -123,7 +123,7 @@ def install(watches=True):
     _device.install(runtime)
     if not watches:
         return runtime
-    with Operations(runtime), span("first"):  # a mode's first one loads torch's compiler, for seconds
+    with Operations(runtime), span("first"):  # in a mode that loads torch's compiler, for seconds
         torch.ones(1)
     runtime.log.clear()
     loop = _worker.Worker._loop

@@ -8,6 +8,7 @@ import torch.distributed as dist
 import zensync
 from ranks import run_ranks, sparse
 from torch.nn.parallel import DistributedDataParallel
+from zensync import _check
 from zensync._tensors import CooParts
 
 ROWS, COLUMNS = 32768, 16  # 2 MiB: summed where it lies
@@ -177,6 +178,35 @@ def test_a_planted_unit_is_found_in_training(way):
         assert step in (1, 2)
         assert '"0.weight" is not the dense sum' in text
         assert "rank 1 has" in text
+
+
+def body_shards(rank, size, layout, spoils):
+    """A reduce-scatter in blocks of a few rows; rank 1 finds its last row spoilt."""
+    _check.BLOCK_ELEMS = 96
+    found = []
+    with zensync.State(check_every=2, deadline_s=20) as state:
+        for _ in range(2):
+            table = torch.full((101, 2, 6), 0.1)
+            by_rows = layout == "rows"
+            own = torch.empty((51 - rank, 2, 6) if by_rows else (101, 2 // size, 6))
+            if rank == 1 and spoils:
+                plant("shards", lambda own=own: own[-1].add_(1.0))
+
+            def call(own=own, table=table):
+                zensync.reduce_scatter(own, table, layout=layout, name="shards", state=state)
+
+            found.append(error_of(call))
+    return found
+
+
+@pytest.mark.parametrize(("layout", "row", "count"), [("rows", 100, 12), ("columns", 100, 6)])
+def test_shards_are_checked(layout, row, count):
+    for first, second in run_ranks(2, body_shards, layout, True):
+        assert first is None
+        text, culprit, _ = second
+        assert f"rank 1 has {count} wrong elements, the first in row {row}" in text
+        assert culprit == 1
+    assert run_ranks(2, body_shards, layout, False) == [[None, None]] * 2
 
 
 def body_unequal(rank, size):

@@ -277,18 +277,27 @@ def body_fsdp(rank, size):
     mesh = init_device_mesh("cpu", (size,))
     cut = lambda one: Shard(1) if one.shape == (3, 4) else None  # noqa: E731
     fully_shard(model, mesh=mesh, shard_placement_fn=cut)
-    ((unit, group, parameters),) = compat.fsdp_units(torch.nn.Sequential(model))
-    assert unit is model
-    assert dist.get_world_size(group) == size
+    (unit,) = compat.fsdp_units(torch.nn.Sequential(model))
+    assert unit.module is model
+    assert compat.is_fsdp_unit(model)
+    assert not compat.is_fsdp_unit(torch.nn.Sequential(model))
+    assert dist.get_world_size(unit.group) == size
+    assert unit.device.type == "cpu"
+    assert unit.syncs() == (True, True)
     names = {id(one): name for name, one in model.named_parameters()}
-    found = [(names[id(one.sharded)], tuple(one.shape), one.dim) for one in parameters]
+    found = [(names[id(one.sharded)], tuple(one.shape), one.dim) for one in unit.parameters]
     assert found == [("rows", (5, 3), 0), ("columns", (3, 4), 1), ("never", (7,), 0)]
     comm = Recorder()
-    unit.set_custom_reduce_scatter(comm)
+    model.set_custom_reduce_scatter(comm)
+    unit.set_syncs((False, True))
+    model().backward()
+    assert comm.seen == []
+    model.zero_grad()
+    unit.set_syncs((True, True))
     model().backward()
     ((flat, op),) = comm.seen
     assert op == dist.ReduceOp.AVG
-    first, second = flat.view(2, -1)
+    first, second = flat.view(2, -1) / 2  # of two backward passes
     assert first.tolist() == [*range(9), 100, 101, 104, 105, 108, 109]
     assert second.tolist() == [*range(9, 15), 0, 0, 0, 102, 103, 106, 107, 110, 111]
     assert compat.fsdp_units(torch.nn.Linear(2, 2)) == []

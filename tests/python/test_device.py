@@ -75,7 +75,7 @@ def body_sums(rank, size):
         log = list(runtime.log)
         stats = state.stats()
         assert stats["tensors"]["torch.float32 large"]["scheme"] == "torch_path"
-        assert (stats["tensors"]["torch.float32 large"]["exchanged_bytes"] > 0) == (size > 1)
+        assert (stats["tensors"]["torch.float32 large"]["sent_bytes"] > 0) == (size > 1)
         assert stats["dense_bytes"] == 0
         assert size == 1 or stats["sent_bytes"] > 0
     wrong = [name for name, bits in wanted.items() if ours[name] != bits]

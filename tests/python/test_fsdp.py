@@ -117,6 +117,8 @@ def body_accumulate(rank, size):
             model.set_requires_gradient_sync(True)
         else:
             with state.no_sync():
+                with state.no_sync():
+                    pass
                 model(ids_of(rank, 0)).sum().backward()
             assert state.stats()["jobs"] == 0
         model(ids_of(rank, 1)).sum().backward()
@@ -249,6 +251,13 @@ def body_refused(rank, size):
     with pytest.raises(zensync.Error) as why:
         zensync.attach(model, parameters="tables")
     assert "leave it out for FSDP2" in str(why.value)
+    state = zensync.attach(model)
+    with pytest.raises(zensync.Error, match="attached to this module already"):
+        zensync.attach(model)
+    state.close()
+    with pytest.raises(zensync.Error, match="this State is closed"):
+        model(ids_of(rank, 0)).sum().backward()
+    model = shard(Model(), mesh, True)
     other = dist.new_group([0, 1])
     with pytest.raises(zensync.Error) as why:
         zensync.attach(model, group=other)
