@@ -26,7 +26,7 @@ struct ShardCounts {
   std::vector<std::uint64_t> sent_units;
   std::vector<std::uint64_t> received_units;
   std::uint64_t largest_units = 0;  ///< of the whole tensor, on the rank that has most; all know it
-  std::uint64_t shard_units = 0;  ///< of this rank's shard, that some rank sent
+  std::uint64_t shard_units = 0;    ///< of this rank's shard, that some rank sent
   /// Largest / mean over owners of `sent_units`; 1 where there are none.
   double imbalance() const;
 };
