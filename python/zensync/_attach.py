@@ -22,7 +22,7 @@ from ._backward import Attachment, Named, Tensors, tensors_in
 from ._device import require_device
 from ._fsdp import attach_fsdp, is_fsdp
 from ._mesh import refuse_mesh
-from ._names import is_table_shape
+from ._names import embeddings_and_others, is_table_shape
 from ._tensors import DTYPES
 from .ddp_hook import hook
 from .errors import Error, UnsupportedError
@@ -194,11 +194,8 @@ def _ids_of(module: torch.nn.Module, parameters: Any) -> set[int]:
 
 
 def _tables_of(module: torch.nn.Module) -> set[int]:
-    tables = {id(one) for one in module.parameters() if is_table_shape(one)}
-    for part in module.modules():
-        if isinstance(part, torch.nn.Embedding | torch.nn.EmbeddingBag):
-            tables.add(id(part.weight))
-    return tables
+    embeddings, _ = embeddings_and_others(module)
+    return embeddings | {id(one) for one in module.parameters() if is_table_shape(one)}
 
 
 def _require_not_sharded(module: torch.nn.Module) -> None:

@@ -75,8 +75,7 @@ def start_coo(
             ids, values = torch_path.without_repeats(parts, coalesced)
             totals = _totals(group, len(ids), ids, one) if choice.is_probe_due() else None
             whole = values.new_zeros((parts.rows, parts.row_elems)).index_copy_(0, ids, values)
-            member = torch.zeros(parts.rows, dtype=torch.uint8, device=ids.device)
-            member[ids] = 1
+            member = parts.member()
             group.sum_rounded_once(whole, one.average, one.name)
             group.all_reduce(member, MAX, one.name)  # also rows that add up to zero
             result = parts.from_dense(whole, member)

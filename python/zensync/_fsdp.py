@@ -124,7 +124,7 @@ class TableReduceScatter:
             _reduce_rest(output_tensor, table, rest, (group, op))
         for piece, work in works:
             work.wait()
-            report = self._state.stats()["tensors"][piece.name]
+            report = self._state.reports[piece.name]
             piece.learn(piece.rows * self._state.size, report["largest_units"])
 
     def _ways(self, length: int, dtype: torch.dtype, op: Any) -> list[tuple[Piece, bool]]:

@@ -19,7 +19,7 @@ from ._dense import ASK_S, DenseGroup, await_fault
 from ._device import Lane, Passage, runtime
 from .errors import Error, PeerLostError, UnsupportedError, make_error
 
-_CONNECT_TIMEOUT_S = 30.0  # all ranks have agreed on a job a moment ago
+CONNECT_TIMEOUT_S = 30.0  # once all ranks have come
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class Groups:
 
         def make(leavable: dist.Store) -> object:
             if name == "gloo":
-                connect_s = min(timeout_s, _CONNECT_TIMEOUT_S)
+                connect_s = min(timeout_s, CONNECT_TIMEOUT_S)
                 return _torch_compat.make_gloo(leavable, rank, size, connect_s)
             # Threads of such a backend use its store for as long as it lives: not one of Python.
             backend = _torch_compat.make_backend(name, store, group, timeout_s)

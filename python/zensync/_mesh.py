@@ -24,14 +24,13 @@ from ._attempt import Attempt, PeerFailed, UnreachableError, poll
 from ._connect import connect
 from ._debug import INIT, logger
 from ._dense import ASK_S, DenseGroup, await_fault
-from ._groups import Groups, Opener
+from ._groups import CONNECT_TIMEOUT_S, Groups, Opener
 from .errors import Error, MismatchError, PeerLostError, UnsupportedError, make_error, raise_error
 
 _DEFAULT_TIMEOUT_S = 1800.0
 _LAST_WAIT_S = 0.1  # for an engine that has had no job
 _LOOPBACK = "127.0.0.1"
 
-_CONNECT_TIMEOUT_S = 30.0  # once all ranks have come
 _AGAIN_S = 60.0  # for the next way: all ranks were there a moment ago
 _logger = logging.getLogger("zensync.net")
 
@@ -269,7 +268,7 @@ class _Opening:
 
     def _open_link(self, fault: Callable[[], _core.ErrorInfo | None]) -> _torch_driver.TorchLink:
         """Called by the core."""
-        timeout_s = min(self._left_s(), _CONNECT_TIMEOUT_S)  # all ranks have come
+        timeout_s = min(self._left_s(), CONNECT_TIMEOUT_S)  # all ranks have come
         ender = _torch_driver.LinkEnder()
         return connect(
             lambda store: _torch_driver.open_link(self._group, store, timeout_s, ender.add),
@@ -283,7 +282,7 @@ class _Opening:
         return dist.PrefixStore(f"{self._attempt.prefix}/{name}", self._store)
 
     def _open_engine(self, way: Way, options: dict[str, Any]) -> _core.Engine:
-        options = {"connect_timeout_s": _CONNECT_TIMEOUT_S, "control": way.control, **options}
+        options = {"connect_timeout_s": CONNECT_TIMEOUT_S, "control": way.control, **options}
         if self._size > 1 and way.transport == _settings.TORCH:
             options["open_link"] = self._open_link
         address = _LOOPBACK
@@ -310,7 +309,7 @@ class _Opening:
             self._check(lambda: engine.error)
 
         self._attempt.meet(self._left_s(), check)
-        timeout_s = min(deadline_s, _CONNECT_TIMEOUT_S)  # all ranks have come
+        timeout_s = min(deadline_s, CONNECT_TIMEOUT_S)  # all ranks have come
         gloo = connect(
             lambda store: _torch_compat.make_gloo(store, self._rank, self._size, timeout_s),
             self._keys("dense"),

@@ -26,15 +26,10 @@ class ParameterNames:
             return
         if isinstance(module, torch.nn.parallel.DistributedDataParallel):
             module = module.module
-        self._tables = set()
-        others: set[int] = set()
         for name, parameter in module.named_parameters():
             self._known[id(parameter)] = (parameter, name)
-        for part in module.modules():
-            is_embedding = isinstance(part, torch.nn.Embedding | torch.nn.EmbeddingBag)
-            found = self._tables if is_embedding else others
-            found.update(id(one) for one in part.parameters(recurse=False))
-        self._tables -= others  # tied to a dense layer, so dense
+        embeddings, others = embeddings_and_others(module)
+        self._tables = embeddings - others  # tied to a dense layer, so dense
 
     def learn(self, named: Iterable[tuple[str, torch.nn.Parameter]]) -> None:
         """Names for parameters that came after the module was known."""
@@ -57,6 +52,18 @@ class ParameterNames:
         if self._tables is not None:
             return id(parameter) in self._tables
         return is_table_shape(parameter)
+
+
+def embeddings_and_others(module: torch.nn.Module) -> tuple[set[int], set[int]]:
+    """Ids of parameters of nn.Embedding and nn.EmbeddingBag, and of all other modules; tied ones
+    are in both."""
+    embeddings: set[int] = set()
+    others: set[int] = set()
+    for part in module.modules():
+        is_embedding = isinstance(part, torch.nn.Embedding | torch.nn.EmbeddingBag)
+        found = embeddings if is_embedding else others
+        found.update(id(one) for one in part.parameters(recurse=False))
+    return embeddings, others
 
 
 def is_table_shape(parameter: torch.Tensor) -> bool:

@@ -23,8 +23,9 @@ from . import _torch_compat
 from ._arguments import host_names, require_group
 from ._attach import is_attached
 from ._bucket import SMALL_BYTES
+from ._exact import BITS
 from ._forecast import forecast, now_flow
-from ._names import ParameterNames
+from ._names import ParameterNames, embeddings_and_others
 from ._notice_board import NoticeBoard, time_link
 from ._observed import COO, DENSE, Diary, Record, Subject, link_ms, records_of, totals, verdict
 from ._tensors import DTYPES, spec_of
@@ -36,7 +37,6 @@ Named = list[tuple[str, torch.nn.Parameter]]
 DIARY_BYTES = 64 << 20  # of bitmaps on one rank; with larger tables not every step is looked at
 _CAP_BYTES = 25 << 20  # of a DDP's buckets, where it does not say
 _PIECE_BYTES = 16 << 20  # of a gradient that is looked at at once
-_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 _live: weakref.WeakSet[Observation] = weakref.WeakSet()
 _logger = logging.getLogger("zensync")
 
@@ -92,11 +92,7 @@ def observe(
 
 
 def _subjects(model: torch.nn.Module, named: Named) -> list[Subject]:
-    tables: set[int] = set()
-    others: set[int] = set()
-    for part in model.modules():
-        is_table = isinstance(part, torch.nn.Embedding | torch.nn.EmbeddingBag)
-        (tables if is_table else others).update(id(p) for p in part.parameters(recurse=False))
+    tables, others = embeddings_and_others(model)
     names = ParameterNames(model)
     found = []
     for name, one in named:
@@ -147,7 +143,7 @@ def find_rows(gradient: torch.Tensor, rows: int) -> tuple[torch.Tensor, int]:
     elements = 0
     for begin in range(0, rows, step):
         piece = whole[begin : begin + step].contiguous()
-        is_set = (piece.view(_INTEGERS[piece.element_size()]) << 1).ne(0)
+        is_set = (piece.view(BITS[piece.element_size()]) << 1).ne(0)
         found[begin : begin + step] = is_set.any(dim=1).cpu()
         elements += int(is_set.sum())
     return found, elements

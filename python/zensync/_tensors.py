@@ -203,7 +203,7 @@ class CooParts:
 
     def member(self) -> torch.Tensor:
         """uint8 [rows]: 1 where this tensor has an entry, whatever its value."""
-        member = torch.zeros(self.rows, dtype=torch.uint8)
+        member = torch.zeros(self.rows, dtype=torch.uint8, device=self.indices.device)
         member[self.indices] = 1
         return member
 

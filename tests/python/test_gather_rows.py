@@ -1,11 +1,12 @@
 """`zensync.all_gather_rows` in real processes, bit for bit against rows of the whole table."""
 
+import re
 import time
 
 import pytest
 import torch
-import torch.distributed as dist
 import zensync
+from disagreeing import require_named
 from ranks import SOON_S, RankError, die, run_ranks
 
 DTYPES = (
@@ -159,35 +160,10 @@ CASES = {
 }
 
 
-def body_unlike(rank, size):
-    found = {}
-    for case in CASES:
-        started = time.monotonic()
-        with zensync.State(deadline_s=30.0) as state:
-            error = None
-            try:
-                unlike(rank, case, state)
-            except zensync.Error as why:
-                error = why
-            culprit = None if state.last_error is None else state.last_error.culprit
-            found[case] = (error, culprit, time.monotonic() - started)
-        dist.barrier()
-    return found
-
-
 @pytest.mark.parametrize("env", [{}, TORCH], ids=["native", "torch"])
 def test_ranks_that_disagree(env):
-    """All ranks raise, soon, an error of one kind that says what, and name rank 1."""
-    results = run_ranks(3, body_unlike, env=env)
-    for case, (kind, words) in CASES.items():
-        for rank, found in enumerate(results):
-            error, culprit, seconds = found[case]
-            assert type(error) is kind, f"{case}, rank {rank}: {error!r}"
-            assert error.tensor, f"{case}, rank {rank}: {error}"
-            assert culprit == 1, f"{case}, rank {rank}: {error}"
-            assert seconds < SOON_S, case
-        texts = " ".join(str(found[case][0]) for found in results)
-        assert words in texts, f"{case}: {texts}"
+    patterns = {case: (kind, re.escape(words)) for case, (kind, words) in CASES.items()}
+    require_named(unlike, patterns, env)
 
 
 def until_it_fails(state):

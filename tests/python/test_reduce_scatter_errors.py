@@ -3,13 +3,13 @@
 What is wrong on one rank alone, its output for instance, must not leave the others waiting.
 """
 
-import re
 import time
 
 import pytest
 import torch
 import torch.distributed as dist
 import zensync
+from disagreeing import require_named
 from ranks import SOON_S, RankError, die, run_ranks
 
 AVG = dist.ReduceOp.AVG
@@ -72,36 +72,9 @@ CASES = {
 }
 
 
-def body_unlike(rank, size):
-    found = {}
-    for case in CASES:
-        started = time.monotonic()
-        with zensync.State(deadline_s=30.0) as state:
-            error = None
-            try:
-                unlike(rank, case, state)
-            except zensync.Error as why:
-                error = why
-            seconds = time.monotonic() - started
-            last = state.last_error
-            found[case] = (error, None if last is None else last.culprit, seconds)
-        dist.barrier()
-    return found
-
-
 @pytest.mark.parametrize("env", [{}, TORCH], ids=["native", "torch"])
 def test_ranks_that_disagree(env):
-    """All ranks raise, soon, an error of one kind that says what, and name rank 1."""
-    results = run_ranks(3, body_unlike, env=env)
-    for case, (kind, words) in CASES.items():
-        for rank, found in enumerate(results):
-            error, culprit, seconds = found[case]
-            assert type(error) is kind, f"{case}, rank {rank}: {error!r}"
-            assert error.tensor, f"{case}, rank {rank}: {error}"
-            assert culprit == 1, f"{case}, rank {rank}: {error}"
-            assert seconds < SOON_S, case
-        texts = " ".join(str(found[case][0]) for found in results)
-        assert re.search(words, texts), f"{case}: {texts}"
+    require_named(unlike, CASES, env)
 
 
 def body_alone(rank, size):

@@ -98,4 +98,17 @@ inline void expect_sum(Case job, const EngineOptions& options, const Sum& expect
   }
 }
 
+/// Rank 1 of two submits `wrong`, rank 0 what it should; both errors.
+inline std::vector<Error> errors_of(const JobSpec& right, const JobSpec& wrong) {
+  Group group(2);
+  const Jobs jobs = {group.engine(0).submit(right), group.engine(1).submit(wrong)};
+  EXPECT_TRUE(wait_all(jobs)) << "a hang";
+  std::vector<Error> errors;
+  for (const auto& job : jobs) {
+    EXPECT_FALSE(job->status().ok());
+    errors.push_back(job->status().ok() ? Error() : job->status().error());
+  }
+  return errors;
+}
+
 }  // namespace zensync::test

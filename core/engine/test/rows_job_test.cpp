@@ -71,18 +71,6 @@ TEST(RowsJob, BytesAreThoseOfTheRows) {
   }
 }
 
-std::vector<Error> errors_of(const JobSpec& right, const JobSpec& wrong) {
-  Group group(2);
-  const Jobs jobs = {group.engine(0).submit(right), group.engine(1).submit(wrong)};
-  EXPECT_TRUE(wait_all(jobs)) << "a hang";
-  std::vector<Error> errors;
-  for (const auto& job : jobs) {
-    EXPECT_FALSE(job->status().ok());
-    errors.push_back(job->status().ok() ? Error() : job->status().error());
-  }
-  return errors;
-}
-
 TEST(RowsJob, WhatOneRankHasWrongAllAreTold) {
   const CaseSpec spec{2, DType::kF32, Storage::kDense, 40, 4, Pattern::kUniform};
   Table table = make_table(spec, ShardLayout::kRows);

@@ -127,19 +127,6 @@ TEST(ShardJob, ReportsWhatWentToWhom) {
   }
 }
 
-/// Rank 1 of two submits `wrong`, rank 0 what it should; both errors.
-std::vector<Error> errors_of(const JobSpec& right, const JobSpec& wrong) {
-  Group group(2);
-  const Jobs jobs = {group.engine(0).submit(right), group.engine(1).submit(wrong)};
-  EXPECT_TRUE(wait_all(jobs)) << "a hang";
-  std::vector<Error> errors;
-  for (const auto& job : jobs) {
-    EXPECT_FALSE(job->status().ok());
-    errors.push_back(job->status().ok() ? Error() : job->status().error());
-  }
-  return errors;
-}
-
 TEST(ShardJob, WhatOneRankHasWrongAllAreTold) {
   const CaseSpec spec{2, DType::kF32, Storage::kDense, 40, 4, Pattern::kUniform};
   Case job = make_case(spec);
